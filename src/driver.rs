@@ -1,0 +1,598 @@
+//! Runs acquisitions against ZooKeeper. The only file that awaits the server.
+//!
+//! Each acquisition is a task that owns its node from the request that creates it to its confirmed end. The caller
+//! holds nothing but channels to that task: dropping them at any moment is a message, and needs neither time nor a
+//! runtime.
+
+use std::future::{Future, pending};
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use futures::{FutureExt, StreamExt, TryStreamExt};
+use tokio::sync::oneshot;
+
+use crate::contender::{Cause, Contender, Input, Node, Op, Patience, Tell};
+use crate::error::{LockError, ReleaseError};
+use crate::name::{Entry, Kind, LockPath, Tag};
+use crate::options::{Options, Parents};
+use crate::queue::Queue;
+use crate::session::Session;
+use crate::zookeeper::{Client, CreateMode, Error, EventType, OneshotWatcher, SessionState, Stat, StateWatcher};
+
+/// How long a time-out may overrun while its entry is taken out of the queue of a server that has stopped to
+/// answer although the connection looks alive.
+const LEAVE_GRACE: Duration = Duration::from_millis(500);
+
+/// How many reads [`Lock::entries`] has under way at once.
+const READS_AT_ONCE: usize = 64;
+
+/// What a lock's own node holds when the library created it.
+const MARK: &[u8] = b"zklock/1 mutex";
+
+/// What all acquisitions of a lock share.
+#[derive(Debug)]
+pub struct Lock {
+    pub session: Session,
+    pub path: LockPath,
+    options: Options,
+    warned_of_foreign_children: AtomicBool,
+}
+
+/// Why an acquisition ended without a hold.
+#[derive(Debug)]
+pub enum NotHeld {
+    WouldBlock,
+    Failed(LockError),
+}
+
+/// A hold: its node, and the way to end it. Dropping the hold ends it too.
+#[derive(Debug)]
+pub struct Hold {
+    pub node: Node,
+    end: oneshot::Sender<Reply>,
+}
+
+type Reply = oneshot::Sender<Result<(), ReleaseError>>;
+
+impl Lock {
+    pub fn new(session: Session, path: LockPath, options: Options) -> Self {
+        Self { session, path, options, warned_of_foreign_children: AtomicBool::new(false) }
+    }
+
+    /// Acquires, until the deadline at the most. Dropping the future leaves the queue.
+    pub async fn acquire(
+        self: &Arc<Self>,
+        kind: Kind,
+        patience: Patience,
+        deadline: Option<Instant>,
+    ) -> Result<Hold, NotHeld> {
+        let Some(runtime) = self.session.runtime() else {
+            return Err(NotHeld::Failed(LockError::NoRuntime { path: self.path.to_string() }));
+        };
+        let (caller, answer) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
+        let contender = Contender::new(Tag::unique(), kind, patience);
+        runtime.spawn(Driver::new(self.clone(), contender, caller, ended, deadline).run());
+        match answer.await {
+            Ok(Ok(node)) => Ok(Hold { node, end }),
+            Ok(Err(not_held)) => Err(not_held),
+            Err(_) => Err(NotHeld::Failed(self.runtime_shutdown())),
+        }
+    }
+
+    /// Ends the hold and waits for the server's word on it. Dropping the future does not stop the release.
+    pub async fn release(&self, hold: Hold) -> Result<(), ReleaseError> {
+        let node = self.path.child(&hold.node.name);
+        let (reply, replied) = oneshot::channel();
+        if hold.end.send(reply).is_ok()
+            && let Ok(outcome) = replied.await
+        {
+            return outcome;
+        }
+        // The driver ended before us: with the session, or with its runtime.
+        Err(match self.client().state().is_terminated() {
+            true => ReleaseError::Lost { node },
+            false => ReleaseError::RuntimeShutdown { node },
+        })
+    }
+
+    /// The queue with what its nodes hold. Nodes that vanish while they are read are left out.
+    pub async fn entries(self: &Arc<Self>) -> Result<Vec<(Entry, Vec<u8>, Stat)>, LockError> {
+        let Some(runtime) = self.session.runtime() else {
+            return Err(LockError::NoRuntime { path: self.path.to_string() });
+        };
+        let lock = self.clone();
+        let reading = AbortOnDrop(runtime.spawn(async move { lock.entries_here().await }));
+        reading.await.unwrap_or_else(|_| Err(self.runtime_shutdown()))
+    }
+
+    async fn entries_here(&self) -> Result<Vec<(Entry, Vec<u8>, Stat)>, LockError> {
+        let mut backoff = Backoff::new(self.client());
+        loop {
+            let error = match self.read_entries().await {
+                Ok(entries) => return Ok(entries),
+                Err(error) => error,
+            };
+            match (Answer::of(&error), backoff.next()) {
+                (Answer::Refused, _) => return Err(self.refused("read the queue", error)),
+                (Answer::Unknown, Some(delay)) => tokio::time::sleep(delay).await,
+                (Answer::SessionOver, _) | (Answer::Unknown, None) => return Err(self.session_expired()),
+            }
+        }
+    }
+
+    async fn read_entries(&self) -> Result<Vec<(Entry, Vec<u8>, Stat)>, Error> {
+        let queue = match self.list().await {
+            Err(Error::NoNode) => return Ok(Vec::new()),
+            listed => listed?,
+        };
+        let read = |entry: Entry| async move {
+            match self.client().get_data(&self.path.child(&entry.name)).await {
+                Ok((data, stat)) => Ok(Some((entry, data, stat))),
+                Err(Error::NoNode) => Ok(None),
+                Err(error) => Err(error),
+            }
+        };
+        let reads = futures::stream::iter(queue.into_entries()).map(read).buffered(READS_AT_ONCE);
+        reads.try_filter_map(|entry| async { Ok(entry) }).try_collect().await
+    }
+
+    async fn list(&self) -> Result<Queue, Error> {
+        let (queue, foreign) = Queue::new(self.client().list_children(self.path.as_str()).await?);
+        if foreign > 0 && !self.warned_of_foreign_children.swap(true, Ordering::Relaxed) {
+            tracing::warn!(path = %self.path, foreign, "ignoring children that are no contenders of the lock");
+        }
+        Ok(queue)
+    }
+
+    async fn create(&self, tag: &Tag) -> Result<Node, Error> {
+        let prefix = tag.prefix();
+        let mode = CreateMode::EphemeralSequential.with_acls(self.options.acls());
+        let (stat, sequence) =
+            self.client().create(&self.path.child(&prefix), self.options.label_bytes(), &mode).await?;
+        Ok(Node { name: format!("{prefix}{sequence}"), czxid: stat.czxid })
+    }
+
+    /// Creates the lock's node and what is missing above it, the chroot included, from the leaf upwards: of nodes
+    /// that exist it may be forbidden to know.
+    async fn make_parents(&self) -> Result<(), Error> {
+        let mode = match self.options.parents_mode() {
+            Parents::Container => CreateMode::Container,
+            Parents::Persistent => CreateMode::Persistent,
+            Parents::MustExist => return Err(Error::NoNode),
+        }
+        .with_acls(self.options.acls());
+        let chroot = self.client().path().trim_end_matches('/');
+        let leaf = format!("{chroot}{}", self.path);
+        let above_chroot = self.client().clone().chroot("/").unwrap_or_else(|client| client);
+        let mut missing = vec![leaf.as_str()];
+        while let Some(path) = missing.last().copied() {
+            let data = if path == leaf { MARK } else { b"" };
+            match above_chroot.create(path, data, &mode).await {
+                Ok(_) | Err(Error::NodeExists) => drop(missing.pop()),
+                Err(Error::NoNode) => match path.rsplit_once('/') {
+                    Some((parent, _)) if !parent.is_empty() => missing.push(parent),
+                    _ => return Err(Error::NoNode),
+                },
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The nodes of an attempt whose create had no answer.
+    ///
+    /// After a reconnect the leader refuses what the old connection may still bring, and the `sync` is behind
+    /// everything that it accepted: what is not seen now will never appear. A node of another session is not ours
+    /// to adopt, whatever its name; it goes when that session expires.
+    async fn recover(&self, tag: &Tag) -> Result<Vec<Node>, Error> {
+        let client = self.client();
+        client.sync(self.path.as_str()).await?;
+        let mut nodes = Vec::new();
+        for entry in self.list().await?.into_entries().into_iter().filter(|entry| tag.is_of(&entry.name)) {
+            match client.check_stat(&self.path.child(&entry.name)).await? {
+                Some(stat) if stat.ephemeral_owner == client.session_id().0 => {
+                    nodes.push(Node { name: entry.name, czxid: stat.czxid });
+                }
+                _ => {}
+            }
+        }
+        Ok(nodes)
+    }
+
+    async fn verify(&self, node: &Node) -> Result<bool, Error> {
+        let stat = self.client().check_stat(&self.path.child(&node.name)).await?;
+        Ok(stat.is_some_and(|stat| stat.czxid == node.czxid))
+    }
+
+    fn client(&self) -> &Client {
+        self.session.client()
+    }
+
+    fn refused(&self, doing: &'static str, source: Error) -> LockError {
+        LockError::Refused { path: self.path.to_string(), doing, source }
+    }
+
+    fn session_expired(&self) -> LockError {
+        LockError::SessionExpired { path: self.path.to_string(), state: self.client().state() }
+    }
+
+    fn runtime_shutdown(&self) -> LockError {
+        LockError::RuntimeShutdown { path: self.path.to_string() }
+    }
+}
+
+/// The task of one acquisition.
+struct Driver {
+    lock: Arc<Lock>,
+    contender: Contender,
+    /// Until the acquisition is decided.
+    caller: Option<oneshot::Sender<Result<Node, NotHeld>>>,
+    /// Until the caller ended what it asked for.
+    end: Option<oneshot::Receiver<Reply>>,
+    /// Who waits for the outcome of the release.
+    releaser: Option<Reply>,
+    deadline: Deadline,
+    states: StateWatcher,
+    backoff: Backoff,
+    /// How long to wait before the next request.
+    delay: Duration,
+    /// What the server refused, and its answer.
+    refusal: Option<(&'static str, Error)>,
+}
+
+/// The end of the caller's patience.
+#[derive(Clone, Copy)]
+enum Deadline {
+    None,
+    At(Instant),
+    /// It is past, and the entry is being taken out of the queue. At this moment the caller is told in any case.
+    Grace(Instant),
+}
+
+/// What came of a request.
+enum Event {
+    Answer(Input),
+    Armed(OneshotWatcher),
+    Failed(&'static str, Error),
+}
+
+type Request = Pin<Box<dyn Future<Output = Event> + Send>>;
+
+impl Driver {
+    fn new(
+        lock: Arc<Lock>,
+        contender: Contender,
+        caller: oneshot::Sender<Result<Node, NotHeld>>,
+        end: oneshot::Receiver<Reply>,
+        deadline: Option<Instant>,
+    ) -> Self {
+        Self {
+            contender,
+            caller: Some(caller),
+            end: Some(end),
+            releaser: None,
+            deadline: deadline.map_or(Deadline::None, Deadline::At),
+            states: lock.client().state_watcher(),
+            backoff: Backoff::new(lock.client()),
+            delay: Duration::ZERO,
+            refusal: None,
+            lock,
+        }
+    }
+
+    async fn run(mut self) {
+        let mut running: Request = Box::pin(pending());
+        let mut ops = Vec::new();
+        let mut input = Input::Start;
+        loop {
+            self.contender.handle(input, &mut ops);
+            for op in ops.drain(..) {
+                match op {
+                    Op::Tell(tell) => self.tell(tell),
+                    op => running = request(self.lock.clone(), self.contender.tag().clone(), op, self.delay),
+                }
+            }
+            if self.contender.is_ended() {
+                return;
+            }
+            input = loop {
+                tokio::select! {
+                    biased;
+                    event = &mut running => {
+                        running = Box::pin(pending());
+                        break match event {
+                            Event::Answer(input) => self.answered(input),
+                            Event::Failed(doing, error) => self.failed(doing, error),
+                            Event::Armed(watcher) => {
+                                running = Box::pin(woken(watcher));
+                                self.answered(Input::Armed)
+                            }
+                        };
+                    }
+                    releaser = ended(&mut self.end) => {
+                        self.releaser = releaser;
+                        break Input::Abandon;
+                    }
+                    () = self.deadline.passed() => match self.time_up() {
+                        Some(input) => break input,
+                        None => continue,
+                    },
+                    () = session_over(&mut self.states) => break Input::SessionOver,
+                }
+            };
+        }
+    }
+
+    fn answered(&mut self, input: Input) -> Input {
+        self.backoff.reset();
+        self.delay = Duration::ZERO;
+        input
+    }
+
+    fn failed(&mut self, doing: &'static str, error: Error) -> Input {
+        match Answer::of(&error) {
+            Answer::Refused => {
+                self.refusal = Some((doing, error));
+                self.answered(Input::Refused)
+            }
+            Answer::SessionOver => Input::SessionOver,
+            Answer::Unknown => {
+                tracing::debug!(path = %self.lock.path, doing, %error, "outcome unknown");
+                match self.backoff.next() {
+                    Some(delay) => {
+                        self.delay = delay;
+                        Input::Unknown
+                    }
+                    None => Input::SessionOver,
+                }
+            }
+        }
+    }
+
+    /// The caller's time is up: first its entry is taken out of the queue, then it is told. Of a server that is
+    /// known to be out of reach it would wait for that in vain.
+    fn time_up(&mut self) -> Option<Input> {
+        match self.deadline {
+            Deadline::At(_) if self.lock.client().state() == SessionState::SyncConnected => {
+                self.deadline = Deadline::Grace(Instant::now() + LEAVE_GRACE);
+                Some(Input::TimeUp)
+            }
+            Deadline::At(_) => {
+                self.decide(Err(NotHeld::WouldBlock));
+                Some(Input::TimeUp)
+            }
+            Deadline::Grace(_) | Deadline::None => {
+                self.decide(Err(NotHeld::WouldBlock));
+                None
+            }
+        }
+    }
+
+    fn tell(&mut self, tell: Tell) {
+        let path = &self.lock.path;
+        match tell {
+            Tell::Granted(node) => {
+                tracing::debug!(%path, node = node.name, "granted");
+                self.decide(Ok(node));
+            }
+            Tell::Requeued => tracing::warn!(%path, "the waiter's node was deleted; it queues again, at the end"),
+            Tell::WouldBlock => self.decide(Err(NotHeld::WouldBlock)),
+            Tell::Failed(cause) => {
+                let error = self.failure(cause);
+                self.decide(Err(NotHeld::Failed(error)));
+            }
+            Tell::Released => self.report(Ok(())),
+            Tell::Lost(node) => {
+                let node = path.child(&node.name);
+                tracing::warn!(%path, node, "the lock was lost before its release");
+                self.report(Err(ReleaseError::Lost { node }));
+            }
+            Tell::ReleaseRefused(node) => {
+                let node = path.child(&node.name);
+                let source = self.refusal.take().map_or(Error::NoAuth, |(_, source)| source);
+                tracing::error!(%path, node, %source, "the node cannot be deleted and stays until the session ends");
+                self.report(Err(ReleaseError::Refused { node, source }));
+            }
+        }
+    }
+
+    fn failure(&mut self, cause: Cause) -> LockError {
+        let path = self.lock.path.to_string();
+        match (cause, self.refusal.take()) {
+            (Cause::Refused, Some((MAKE_PARENTS, Error::NoNode))) => LockError::NoParent { path },
+            (Cause::Refused, Some((doing, source))) => LockError::Refused { path, doing, source },
+            (Cause::SequenceExhausted, _) => LockError::SequenceExhausted { path },
+            (Cause::Unanswered, _) => LockError::Unanswered { path },
+            (Cause::SessionOver | Cause::Refused, _) => self.lock.session_expired(),
+        }
+    }
+
+    /// Tells the caller how its acquisition went, unless it knows already or is gone.
+    fn decide(&mut self, decision: Result<Node, NotHeld>) {
+        self.deadline = Deadline::None;
+        if let Some(caller) = self.caller.take() {
+            // A grant that nobody takes comes back as the end of the hold: its other channel is dropped with it.
+            let _ = caller.send(decision);
+        }
+    }
+
+    fn report(&mut self, outcome: Result<(), ReleaseError>) {
+        if let Some(releaser) = self.releaser.take() {
+            let _ = releaser.send(outcome);
+        }
+    }
+}
+
+impl Drop for Driver {
+    /// The runtime is being shut down under us. A request is sent when it is made, so the node goes all the same,
+    /// if the client lives on another runtime.
+    fn drop(&mut self) {
+        if let Some(node) = self.contender.node() {
+            drop(self.lock.client().delete(&self.lock.path.child(&node.name), None));
+        }
+    }
+}
+
+const MAKE_PARENTS: &str = "create the node";
+
+/// Makes the request that the contender asks for, after a delay.
+fn request(lock: Arc<Lock>, tag: Tag, op: Op, delay: Duration) -> Request {
+    Box::pin(async move {
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+        }
+        let client = lock.client();
+        match op {
+            Op::Create => match lock.create(&tag).await {
+                Ok(node) => Event::Answer(Input::Created(node)),
+                Err(Error::NoNode) => Event::Answer(Input::NoParent),
+                Err(error) => Event::Failed("create a node in the queue", error),
+            },
+            Op::MakeParents => match lock.make_parents().await {
+                Ok(()) => Event::Answer(Input::ParentsMade),
+                Err(error) => Event::Failed(MAKE_PARENTS, error),
+            },
+            Op::Recover => match lock.recover(&tag).await {
+                Ok(nodes) => Event::Answer(Input::Recovered(nodes)),
+                Err(Error::NoNode) => Event::Answer(Input::NoParent),
+                Err(error) => Event::Failed("find a node in the queue", error),
+            },
+            Op::List => match lock.list().await {
+                Ok(queue) => Event::Answer(Input::Listed(queue)),
+                Err(Error::NoNode) => Event::Answer(Input::NoParent),
+                Err(error) => Event::Failed("list the queue", error),
+            },
+            Op::Watch(name) => match client.get_and_watch_data(&lock.path.child(&name)).await {
+                Ok((_, _, watcher)) => Event::Armed(watcher),
+                Err(Error::NoNode) => Event::Answer(Input::NoNode),
+                Err(error) => Event::Failed("watch the predecessor in the queue", error),
+            },
+            Op::Remove(node) => match client.delete(&lock.path.child(&node.name), None).await {
+                Ok(()) => Event::Answer(Input::Removed),
+                Err(Error::NoNode) => Event::Answer(Input::NoNode),
+                Err(error) => Event::Failed("delete a node in the queue", error),
+            },
+            Op::Verify(node) => match lock.verify(&node).await {
+                Ok(is_ours) => Event::Answer(Input::Verified(is_ours)),
+                Err(error) => Event::Failed("look for a node in the queue", error),
+            },
+            Op::Tell(_) => unreachable!("the driver tells, the server does not"),
+        }
+    })
+}
+
+async fn woken(watcher: OneshotWatcher) -> Event {
+    // The client's watchers panic when the runtime of the client is gone.
+    match AssertUnwindSafe(watcher.changed()).catch_unwind().await {
+        Ok(event) if event.event_type != EventType::Session => Event::Answer(Input::Woken),
+        Ok(_) | Err(_) => Event::Answer(Input::SessionOver),
+    }
+}
+
+/// Resolves once the caller released, with whom to report to, or dropped what it had.
+async fn ended(end: &mut Option<oneshot::Receiver<Reply>>) -> Option<Reply> {
+    let Some(receiver) = end else {
+        return pending().await;
+    };
+    let releaser = receiver.await.ok();
+    *end = None;
+    releaser
+}
+
+async fn session_over(states: &mut StateWatcher) {
+    while !states.peek_state().is_terminated() {
+        states.changed().await;
+    }
+}
+
+impl Deadline {
+    async fn passed(self) {
+        match self {
+            Self::None => pending().await,
+            Self::At(moment) | Self::Grace(moment) => tokio::time::sleep_until(moment.into()).await,
+        }
+    }
+}
+
+/// What an error of the client says about the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    /// The server's own word that it was not done, and never will be.
+    Refused,
+    /// The session is over.
+    SessionOver,
+    /// It may have been done, or still be done.
+    Unknown,
+}
+
+impl Answer {
+    /// Only what is known to be the server's answer to this very request counts as one.
+    fn of(error: &Error) -> Self {
+        match error {
+            Error::NoNode
+            | Error::NodeExists
+            | Error::NoAuth
+            | Error::BadVersion
+            | Error::NoChildrenForEphemerals
+            | Error::NotEmpty
+            | Error::InvalidAcl
+            | Error::QuotaExceeded
+            | Error::Unimplemented
+            | Error::MarshallingError
+            // Not the server's word but the client's: it did not send the request.
+            | Error::BadArguments(_) => Self::Refused,
+            Error::SessionExpired | Error::AuthFailed | Error::ClientClosed => Self::SessionOver,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// The time between attempts while outcomes are unknown: doubling, capped, with jitter, and not for ever.
+struct Backoff {
+    attempt: u32,
+    since: Option<Instant>,
+    /// Without any answer for so long, the session is over, whatever the client says: it expires itself sooner.
+    limit: Duration,
+}
+
+impl Backoff {
+    const FIRST: Duration = Duration::from_millis(10);
+    const LONGEST: Duration = Duration::from_secs(1);
+
+    fn new(client: &Client) -> Self {
+        Self { attempt: 0, since: None, limit: client.session_timeout() * 2 }
+    }
+
+    fn next(&mut self) -> Option<Duration> {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        let delay = Self::FIRST.saturating_mul(1 << self.attempt.min(16)).min(Self::LONGEST);
+        self.attempt += 1;
+        (since.elapsed() <= self.limit).then(|| delay.mul_f64(0.5 + fastrand::f64() / 2.0))
+    }
+
+    fn reset(&mut self) {
+        self.attempt = 0;
+        self.since = None;
+    }
+}
+
+/// A task that nobody waits for any more has nothing to do.
+struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
+
+impl<T> Drop for AbortOnDrop<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl<T> Future for AbortOnDrop<T> {
+    type Output = Result<T, tokio::task::JoinError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<Self::Output> {
+        self.0.poll_unpin(cx)
+    }
+}

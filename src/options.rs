@@ -1,0 +1,102 @@
+//! How a lock is set up.
+
+use crate::error::{PathError, PathFault};
+use crate::zookeeper::{Acl, Acls};
+
+/// The longest label in bytes. The server closes the connection on a request of a megabyte.
+pub(crate) const MAX_LABEL_LEN: usize = 1_000_000;
+
+/// How the nodes of a lock are made. The default suits most: no label, open to everyone, parents as containers.
+///
+/// # Examples
+/// ```
+/// use zklock::{Options, Parents};
+///
+/// let options = Options::default().label("host-7, nightly backup").parents(Parents::Persistent);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    label: String,
+    acl: Option<Vec<Acl>>,
+    parents: Parents,
+    naming: Naming,
+}
+
+impl Options {
+    /// A text that is kept in the node of each acquisition, for those who look at the queue. Empty by default.
+    ///
+    /// Everyone who may read the node can read it, so keep secrets out of it. At most 1,000,000 bytes.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = label.into();
+        self
+    }
+
+    /// Who may do what with the nodes that the lock makes: its entries in the queue, its own node and the nodes
+    /// above that it has to create. Everyone may do everything by default.
+    ///
+    /// All who use the lock need to create, read and delete there. Nodes that exist keep the list that they have.
+    pub fn acl(mut self, acl: impl Into<Vec<Acl>>) -> Self {
+        self.acl = Some(acl.into());
+        self
+    }
+
+    /// How the lock's node and those above it are created where they are missing.
+    pub fn parents(mut self, parents: Parents) -> Self {
+        self.parents = parents;
+        self
+    }
+
+    /// How the entries in the queue are named.
+    pub fn naming(mut self, naming: Naming) -> Self {
+        self.naming = naming;
+        self
+    }
+
+    /// Checks what does not depend on a server.
+    pub(crate) fn validate(&self, path: &str) -> Result<(), PathError> {
+        if self.label.len() > MAX_LABEL_LEN {
+            return Err(PathError::new(path, PathFault::LabelTooLong(self.label.len())));
+        }
+        if self.acl.as_ref().is_some_and(Vec::is_empty) {
+            return Err(PathError::new(path, PathFault::EmptyAcl));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn label_bytes(&self) -> &[u8] {
+        self.label.as_bytes()
+    }
+
+    pub(crate) fn acls(&self) -> Acls<'_> {
+        self.acl.as_deref().map_or(Acls::anyone_all(), Acls::new)
+    }
+
+    pub(crate) fn parents_mode(&self) -> Parents {
+        self.parents
+    }
+}
+
+/// How the lock's node and those above it are created where they are missing.
+///
+/// Nodes that exist are never changed, whatever they are and whatever data they hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Parents {
+    /// As containers: the server removes them some time (a minute by default) after their last child went.
+    #[default]
+    Container,
+    /// As persistent nodes, which stay until somebody deletes them.
+    Persistent,
+    /// Not at all: without the lock's node, an acquisition fails with [`LockError::NoParent`](crate::LockError).
+    MustExist,
+}
+
+/// How the entries in the queue are named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Naming {
+    /// `_c_<uuid>-lock-<sequence>`, with a UUID that makes an entry recognisable when the answer to its creation
+    /// was lost. Curator's `InterProcessMutex` and go-zookeeper's `Lock` queue together with it as they are.
+    #[default]
+    Tagged,
+}
