@@ -60,10 +60,7 @@ impl Alarms {
     fn get() -> &'static Alarms {
         static ALARMS: OnceLock<&'static Alarms> = OnceLock::new();
         ALARMS.get_or_init(|| {
-            let alarms: &Alarms = Box::leak(Box::new(Alarms {
-                pending: Mutex::default(),
-                changed: Condvar::new(),
-            }));
+            let alarms: &Alarms = Box::leak(Box::new(Alarms { pending: Mutex::default(), changed: Condvar::new() }));
             std::thread::Builder::new()
                 .name("zklock-support-alarms".into())
                 .spawn(|| alarms.run())

@@ -148,9 +148,9 @@ async fn have(image: &str) -> Result<String, String> {
     }
     match of_ours {
         Some(suite) => build(suite).await?,
-        None => {
-            pull(image).await.map_err(|why| format!("ZOOKEEPER_IMAGE={image} is not there and cannot be pulled: {why}"))?
-        }
+        None => pull(image)
+            .await
+            .map_err(|why| format!("ZOOKEEPER_IMAGE={image} is not there and cannot be pulled: {why}"))?,
     }
     Ok(image.to_owned())
 }

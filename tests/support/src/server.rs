@@ -122,7 +122,7 @@ impl Server {
     /// # Panics
     ///
     /// If the server does not let us.
-    pub async fn space(&self, name: &str) -> Space {
+    pub async fn space(&self, name: &str) -> Space<'_> {
         Space::make(self, name).await
     }
 
@@ -178,7 +178,9 @@ impl Server {
         loop {
             match timeout(Duration::from_secs(5), connector.clone().connect(connect)).await {
                 Ok(Ok(_)) => return Ok(Server::new(connect, format!("ZOOKEEPER_CONNECT={connect}"), Process::Given)),
-                Ok(Err(error)) if Instant::now() > deadline => return Err(format!("{connect} does not answer: {error}")),
+                Ok(Err(error)) if Instant::now() > deadline => {
+                    return Err(format!("{connect} does not answer: {error}"));
+                }
                 Ok(Err(_)) => sleep(Duration::from_millis(200)).await,
                 Err(_) => return Err(format!("{connect} does not answer within 5 s")),
             }

@@ -13,28 +13,47 @@ use crate::Server;
 /// Ends a session at once: its ephemeral nodes are gone when this returns, and its owner, whose
 /// connection is closed, learns on reconnecting that the session has expired.
 ///
-/// Another connection takes the session over and closes it, in one write, so that its owner cannot
-/// take it back in between. The password which that needs is not known to us (`zookeeper_client`
-/// keeps it to itself), but ZooKeeper derives it from the session's id.
+/// Another connection takes the session over and closes it. The password which that needs is not
+/// known to us (`zookeeper_client` keeps it to itself), but ZooKeeper derives it from the session's
+/// id.
 ///
 /// # Errors
 ///
 /// If the session is gone already, or the server cannot be talked to.
 pub async fn kill_session(server: &Server, session: SessionId) -> io::Result<()> {
-    let kill = async {
-        let mut connection = TcpStream::connect(server.first_host()).await?;
-        connection.set_nodelay(true)?;
-        connection.write_all(&[take_over(session), close()].concat()).await?;
-        let taken = read_frame(&mut connection).await?;
-        if taken.get(8..16) != Some(&session.0.to_be_bytes()) {
-            return Err(io::Error::new(io::ErrorKind::NotFound, format!("no session {session} to kill")));
-        }
-        read_frame(&mut connection).await.map(drop)
-    };
-    timeout(Duration::from_secs(10), kill).await?
+    timeout(Duration::from_secs(10), kill(server.first_host(), session)).await?
 }
 
-/// A connect request that asks for a session which exists.
+async fn kill(host: &str, session: SessionId) -> io::Result<()> {
+    if !take_over_and_close(host, session).await?.existed {
+        return Err(io::Error::new(io::ErrorKind::NotFound, format!("no session {session} to kill")));
+    }
+    // The owner reconnects, which may end our connection before the server has read that it should
+    // close the session, or before it has said that it did.
+    while take_over_and_close(host, session).await?.existed {}
+    // The end of the session may still be on its way: what comes after it, as the start of another
+    // does, is answered after it.
+    take_over_and_close(host, SessionId(0)).await.map(drop)
+}
+
+struct TakenOver {
+    existed: bool,
+}
+
+/// Asks for both in one write, to leave the owner little time to take its session back.
+async fn take_over_and_close(host: &str, session: SessionId) -> io::Result<TakenOver> {
+    let mut connection = TcpStream::connect(host).await?;
+    connection.set_nodelay(true)?;
+    connection.write_all(&[take_over(session), close()].concat()).await?;
+    let Some(taken) = read_frame(&mut connection).await else {
+        return Ok(TakenOver { existed: true });
+    };
+    let existed = taken.get(8..16) == Some(&session.0.to_be_bytes());
+    read_frame(&mut connection).await;
+    Ok(TakenOver { existed })
+}
+
+/// A connect request that asks for a session which exists, or for a new one with the id 0.
 fn take_over(session: SessionId) -> Vec<u8> {
     let mut request = Vec::new();
     request.extend(0_i32.to_be_bytes()); // protocol version
@@ -56,10 +75,11 @@ fn frame(request: Vec<u8>) -> Vec<u8> {
     [&(request.len() as i32).to_be_bytes()[..], &request].concat()
 }
 
-async fn read_frame(connection: &mut TcpStream) -> io::Result<Vec<u8>> {
-    let mut answer = vec![0; connection.read_i32().await? as usize];
-    connection.read_exact(&mut answer).await?;
-    Ok(answer)
+/// The next answer, unless the connection ends.
+async fn read_frame(connection: &mut TcpStream) -> Option<Vec<u8>> {
+    let mut answer = vec![0; connection.read_i32().await.ok()? as usize];
+    connection.read_exact(&mut answer).await.ok()?;
+    Some(answer)
 }
 
 /// `ZooKeeperServer.generatePasswd`: 16 bytes of a `java.util.Random` seeded with the session's id.
