@@ -62,3 +62,8 @@ pub use crate::mutex::Mutex;
 pub use crate::options::{Naming, Options, Parents};
 pub use crate::session::Session;
 pub use crate::waiter::Waiter;
+
+/// The examples of the README compile.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -78,25 +78,33 @@ impl Client {
         let tag = Tag::named(&number.to_string());
         let contender = Contender::new(tag, Kind::Exclusive, patience);
         let mut client = Self { contender, running: None, watching: None, told: Vec::new(), is_abandoned: false };
-        client.take(Input::Start);
+        client.take(Input::Start, &mut Server::default());
         client
     }
 
-    fn take(&mut self, input: Input) {
+    /// A request that is under way when something else is asked for, or when all is over, is not taken back: it
+    /// still reaches the server, before any later one of the session.
+    fn take(&mut self, input: Input, server: &mut Server) {
         let mut ops = Vec::new();
         self.contender.handle(input, &mut ops);
         for op in ops {
             match op {
                 Op::Tell(tell) => self.told.push(tell),
-                // A new request replaces a running one, as the driver drops the old one's future.
                 request => {
+                    self.send_off(server);
                     self.running = Some(request);
-                    self.watching = None;
                 }
             }
         }
         if self.contender.is_ended() {
-            (self.running, self.watching) = (None, None);
+            self.send_off(server);
+        }
+    }
+
+    fn send_off(&mut self, server: &mut Server) {
+        self.watching = None;
+        if let Some(op) = self.running.take() {
+            server.apply(&op, self.contender.tag());
         }
     }
 
@@ -107,30 +115,29 @@ impl Client {
             Fate::LostBefore => Input::Unknown,
             Fate::Answered | Fate::LostAfter => server.apply(&op, self.contender.tag()),
         };
-        if matches!(answer, Input::Armed) && fate == Fate::Answered {
-            self.watching = Some(watched(op));
-            // The watch stays while nothing new is asked for.
-            let watching = self.watching.clone();
-            self.take(answer);
-            self.watching = watching;
-            return;
+        match (fate, answer) {
+            (Fate::Answered, Input::Armed) => {
+                self.take(Input::Armed, server);
+                self.watching = Some(watched(op));
+            }
+            (Fate::Answered, answer) => self.take(answer, server),
+            (Fate::LostBefore | Fate::LostAfter, _) => self.take(Input::Unknown, server),
         }
-        self.take(if fate == Fate::Answered { answer } else { Input::Unknown });
     }
 
-    fn wake(&mut self, server: &Server) {
+    fn wake(&mut self, server: &mut Server) {
         if let Some(name) = &self.watching
             && !server.children.iter().any(|child| child.name == *name)
         {
             self.watching = None;
-            self.take(Input::Woken);
+            self.take(Input::Woken, server);
         }
     }
 
-    fn abandon(&mut self) {
+    fn abandon(&mut self, server: &mut Server) {
         self.is_abandoned = true;
         if !self.contender.is_ended() {
-            self.take(Input::Abandon);
+            self.take(Input::Abandon, server);
         }
     }
 }
@@ -189,7 +196,7 @@ fn settle(clients: &mut [Client], server: &mut Server) {
         for client in clients.iter_mut() {
             client.wake(server);
             if client.contender.is_holding() {
-                client.take(Input::Abandon);
+                client.take(Input::Abandon, server);
             }
             has_moved |= client.running.is_some();
             client.step(server, Fate::Answered);
@@ -217,16 +224,16 @@ proptest! {
         for step in steps {
             match step {
                 Step::Request(i, fate) => clients[i].step(&mut server, fate),
-                Step::Wake(i) => clients[i].wake(&server),
-                Step::Abandon(i) => clients[i].abandon(),
-                Step::TimeUp(i) if !clients[i].contender.is_ended() => clients[i].take(Input::TimeUp),
+                Step::Wake(i) => clients[i].wake(&mut server),
+                Step::Abandon(i) => clients[i].abandon(&mut server),
+                Step::TimeUp(i) if !clients[i].contender.is_ended() => clients[i].take(Input::TimeUp, &mut server),
                 Step::TimeUp(_) => {}
                 Step::SessionOver(i) => {
+                    if !clients[i].contender.is_ended() {
+                        clients[i].take(Input::SessionOver, &mut server);
+                    }
                     let tag = clients[i].contender.tag().clone();
                     server.children.retain(|child| !tag.is_of(&child.name));
-                    if !clients[i].contender.is_ended() {
-                        clients[i].take(Input::SessionOver);
-                    }
                 }
                 Step::DeleteNode(i) => {
                     if let Some(node) = clients[i].contender.node().cloned() {
@@ -271,11 +278,11 @@ fn waiters_are_granted_in_the_order_of_their_nodes() {
     }
     for i in 0..clients.len() {
         assert_eq!(holders(&clients, &server), [i]);
-        clients[i].abandon();
+        clients[i].abandon(&mut server);
         run(&mut clients[i], &mut server);
         assert_eq!(clients[i].told.last(), Some(&Tell::Released));
         for client in &mut clients[i + 1..] {
-            client.wake(&server);
+            client.wake(&mut server);
             run(client, &mut server);
         }
     }
@@ -321,7 +328,7 @@ fn a_release_whose_answer_is_lost_is_no_loss() {
     let mut server = Server::default();
     let mut client = Client::new(0, Patience::Wait);
     run(&mut client, &mut server);
-    client.abandon();
+    client.abandon(&mut server);
     client.step(&mut server, Fate::LostAfter);
     run(&mut client, &mut server);
     assert_eq!(client.told.last(), Some(&Tell::Released));
@@ -332,7 +339,7 @@ fn a_release_without_effect_is_repeated() {
     let mut server = Server::default();
     let mut client = Client::new(0, Patience::Wait);
     run(&mut client, &mut server);
-    client.abandon();
+    client.abandon(&mut server);
     client.step(&mut server, Fate::LostBefore);
     assert_eq!(server.children.len(), 1);
     run(&mut client, &mut server);
@@ -346,7 +353,7 @@ fn a_holder_whose_node_was_deleted_is_told_at_its_release() {
     let mut client = Client::new(0, Patience::Wait);
     run(&mut client, &mut server);
     server.children.clear();
-    client.abandon();
+    client.abandon(&mut server);
     run(&mut client, &mut server);
     assert!(matches!(client.told.last(), Some(Tell::Lost(_))));
 }
@@ -380,7 +387,7 @@ fn a_refused_request_takes_the_node_out_of_the_queue() {
     let mut client = Client::new(0, Patience::Wait);
     client.step(&mut server, Fate::Answered);
     assert_eq!(client.running, Some(Op::List));
-    client.take(Input::Refused);
+    client.take(Input::Refused, &mut server);
     run(&mut client, &mut server);
     assert_eq!(client.told, [Tell::Failed(Cause::Refused)]);
     assert_eq!(server.children.len(), 0);

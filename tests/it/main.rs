@@ -93,3 +93,12 @@ async fn assert_free(client: &Client, path: &str) {
     let mutex = Mutex::new(client, path).unwrap();
     within("a free lock", mutex.lock()).await.unwrap().release().await.unwrap();
 }
+
+/// Not a test of the library: `.ci/run` looks at what a failing test leaves behind.
+#[tokio::test]
+#[ignore = "fails on purpose"]
+async fn a_test_that_fails_on_purpose() {
+    let place = place("failing").await;
+    let guard = Mutex::new(&place.connect().await, "/mylock").unwrap().lock().await.unwrap();
+    panic!("as it should, while holding {}", guard.node());
+}
