@@ -107,7 +107,7 @@ pub(crate) async fn find(environment: &Environment, keeping: Keeping) -> Result<
         };
         match found {
             Ok(server) => return Ok(server),
-            Err(failure) => *why = failure.trim_end_matches('.').to_owned(),
+            Err(failure) => *why = failure.trim_end_matches(['.', '?']).to_owned(),
         }
     }
     Err(error)

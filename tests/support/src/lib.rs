@@ -25,7 +25,7 @@
 //!
 //! Nothing. A supervisor, a small shell process outside of our process group, holds the end of a
 //! pipe from us. When we are gone for whatever reason, SIGKILL included, it removes the container,
-//! or the java process and its folder. An exit of ours and SIGINT, SIGTERM and SIGHUP wait for it.
+//! or the java process and its folder. At an exit of ours, and on SIGINT and SIGTERM, we wait for it.
 
 mod background;
 mod container;

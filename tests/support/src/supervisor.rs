@@ -35,7 +35,7 @@ impl Supervisor {
         let folder = std::env::temp_dir().join(&name);
         let label = format!("{LABEL}={name}");
         let mut child = Command::new("sh")
-            .args(["-c", include_str!("supervisor.sh"), "zklock-supervisor"])
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/src/supervisor.sh"))
             .arg(&folder)
             .arg(&label)
             .args(command(&folder))
@@ -183,7 +183,6 @@ async fn next_signal() -> i32 {
     tokio::select! {
         _ = listen(SignalKind::interrupt()) => SignalKind::interrupt().as_raw_value(),
         _ = listen(SignalKind::terminate()) => SignalKind::terminate().as_raw_value(),
-        _ = listen(SignalKind::hangup()) => SignalKind::hangup().as_raw_value(),
     }
 }
 

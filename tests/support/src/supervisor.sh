@@ -1,3 +1,4 @@
+#!/bin/sh
 # Outlives the test process and clears away what it started, however that ended: the end of our
 # standard input is its death. Answers "ok" to each line it carried out.
 #
