@@ -15,8 +15,8 @@
 //! The last two lines are for machines:
 //!
 //! ```text
-//! herd: woken_per_release=25.5 requests_per_release=26.5 p50_us=1873 p99_us=4312 fifo=yes
-//! zklock: woken_per_release=1.0 requests_per_release=2.0 p50_us=1520 p99_us=2647 fifo=yes
+//! herd: woken_per_release=25.5 requests_per_release=26.5 p50_us=2719 p99_us=9206 fifo=yes
+//! zklock: woken_per_release=1.0 requests_per_release=2.0 p50_us=893 p99_us=2991 fifo=yes
 //! ```
 //!
 //! With `--svg` or `--csv` it measures queues of 5, 10, 20, 50 and 100 waiters besides.

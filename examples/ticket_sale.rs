@@ -28,8 +28,8 @@
 //! With `--processes` the windows belong to child processes. Kill one in the middle of the sale
 //! (`kill -9 PID`, the numbers are printed): the sale stops for as long as ZooKeeper takes to end
 //! the dead sessions, 4 to 6 seconds, and goes on to the last ticket. Stop one (`kill -STOP PID`) and
-//! continue it later: it has lost its place, and the server refuses the sale that it had begun,
-//! since that sale's transaction checks that the window's lock node is still there.
+//! continue it later: its sessions are over, the server takes no sale from them any more, and its
+//! windows open new ones.
 //!
 //! The exit code is 1 if the locked sale sold a ticket twice, out of order or not at all.
 
@@ -118,9 +118,11 @@ async fn hold_sale(args: &Args) -> Result<(), Failure> {
         1 => Staff::hire_tasks(args, &address),
         _ => Staff::hire_processes(args, &address)?,
     };
-    tokio::select! {
-        assembled = assembled(&office, args.windows * args.processes) => assembled?,
-        gone = staff.all_gone() => gone?,
+    loop {
+        tokio::select! {
+            assembled = assembled(&office, staff.windows) => { assembled?; break }
+            somebody = staff.one_gone() => if !somebody? { break },
+        }
     }
     office.create(OPEN, b"", &PERSISTENT).await?;
     let opened = Instant::now();
@@ -210,7 +212,7 @@ async fn sell_one(number: u32, client: &Client, guard: Option<&MutexGuard>) -> R
     let sequential = CreateMode::PersistentSequential.with_acls(Acls::anyone_all());
     let mut sale = client.new_multi_writer();
     if let Some(guard) = guard {
-        // The sale counts only while the lock is ours.
+        // Even if somebody deletes our node from the queue, the sale counts only while the lock is ours.
         sale.add_check_version(guard.node(), -1)?;
     }
     sale.add_set_data(STOCK, entry.left.to_string().as_bytes(), None)?;
@@ -240,21 +242,33 @@ async fn think() {
 // Who runs the windows
 // ---------------------------------------------------------------------------------------------
 
-/// The tasks or processes that run windows. Each ends with what there is to tell, if anything.
-struct Staff(JoinSet<Result<Option<String>, Failure>>);
+/// The tasks or processes that run windows.
+struct Staff {
+    members: JoinSet<Result<Leaver, Failure>>,
+    /// How many windows those run who are still there.
+    windows: u32,
+}
+
+/// One of the staff that has ended.
+struct Leaver {
+    windows: u32,
+    /// What went wrong.
+    news: Option<String>,
+}
 
 impl Staff {
     fn hire_tasks(args: &Args, address: &str) -> Staff {
-        let mut staff = JoinSet::new();
+        let mut members = JoinSet::new();
         for number in 1..=args.windows {
             let window = run_window(number, address.to_owned(), !args.no_lock);
-            staff.spawn(async move { window.await.map(|()| None) });
+            members.spawn(async move { window.await.map(|()| Leaver { windows: 1, news: None }) });
         }
-        Staff(staff)
+        Staff { members, windows: args.windows }
     }
 
     fn hire_processes(args: &Args, address: &str) -> Result<Staff, Failure> {
-        let mut staff = JoinSet::new();
+        let windows = args.windows;
+        let mut members = JoinSet::new();
         for process in 1..=args.processes {
             let first = (process - 1) * args.windows + 1;
             let last = first + args.windows - 1;
@@ -267,28 +281,37 @@ impl Staff {
             let mut child = command.spawn()?;
             let pid = child.id().unwrap_or_default();
             println!("process {process} (pid {pid}): windows {first} to {last}");
-            staff.spawn(async move {
+            members.spawn(async move {
                 let lifeline = child.stdin.take();
                 let status = child.wait().await?;
                 drop(lifeline);
                 let closed =
                     format!("process {process} (pid {pid}) is gone, {status}: windows {first} to {last} closed");
-                Ok((!status.success()).then_some(closed))
+                Ok(Leaver { windows, news: (!status.success()).then_some(closed) })
             });
         }
-        Ok(Staff(staff))
+        Ok(Staff { members, windows: args.windows * args.processes })
     }
 
-    /// Waits until nobody is at work any more, or one failed.
+    /// Waits until nobody is at work any more.
     async fn all_gone(&mut self) -> Result<(), Failure> {
-        while let Some(ended) = self.0.join_next().await {
-            match ended?? {
-                Some(news) if !self.0.is_empty() => println!("{news}; the others wait for its sessions to time out"),
-                Some(news) => println!("{news}; nobody is left to sell"),
-                None => {}
-            }
-        }
+        while self.one_gone().await? {}
         Ok(())
+    }
+
+    /// Waits until one of those still at work has ended. Returns false if there is none.
+    async fn one_gone(&mut self) -> Result<bool, Failure> {
+        let Some(ended) = self.members.join_next().await else {
+            return Ok(false);
+        };
+        let Leaver { windows, news } = ended??;
+        self.windows -= windows;
+        match news {
+            Some(news) if self.windows > 0 => println!("{news}; the others wait for its sessions to time out"),
+            Some(news) => println!("{news}; nobody is left to sell"),
+            None => {}
+        }
+        Ok(true)
     }
 }
 
