@@ -13,6 +13,11 @@ here=$(cd "$(dirname "$0")" && pwd)
 started=$(date +%s)
 work=
 step_pid=
+own_group=$(command -v setsid || true)
+one_file_system= # where a root folder with mounts in it may be removed
+build=
+built=no
+bootstrapped=
 
 main() {
     force=no
@@ -52,9 +57,14 @@ main() {
     say "building $image from Debian $suite; this happens once and takes one to three minutes"
     find_base
     # The network of the host, because a container's own often lacks a name server.
+    before=$(docker image inspect --format '{{.Id}}' "$image" 2>/dev/null || true)
+    build=$suite-$started-$$
     step "installing ZooKeeper on it" docker build --force-rm --network host \
-        --build-arg "BASE=$base" --build-arg http_proxy --build-arg https_proxy --build-arg no_proxy \
+        --build-arg "BASE=$base" --build-arg "BUILD=$build" \
+        --build-arg http_proxy --build-arg https_proxy --build-arg no_proxy \
         --tag "$image" "$here"
+    built=yes
+    [ -z "$before" ] || docker rmi "$before" >/dev/null 2>&1 || say "the image before stays; something uses it"
     say "$image is ready"
 }
 
@@ -81,6 +91,7 @@ quick_pull() {
 
 # Writes $work/base.tar.
 bootstrap() {
+    one_file_system=--one-file-system
     if find_mmdebstrap; then
         # shellcheck disable=SC2086
         step "bootstrapping Debian $suite with mmdebstrap" \
@@ -136,20 +147,21 @@ wait_for_other_builds() {
     exec 9<"$here/Dockerfile" # any file that all of them open will do
     flock -n 9 && return
     say "another build is running; waiting for it"
-    flock 9 &
+    $own_group flock 9 &
     step_pid=$!
     wait $step_pid
     step_pid=
 }
 
 # step TITLE COMMAND...: runs the command with its output in a file, says every few seconds where it
-# is, and shows the end of the file if it fails. In the background, so that a signal finds us waiting.
+# is, and shows the end of the file if it fails. In the background, so that a signal finds us waiting,
+# and in a group of its own, because mmdebstrap ends only if its children do.
 step() {
     title=$1
     shift
     say "$title"
     log=$work/log
-    TMPDIR=$work "$@" >"$log" 2>&1 </dev/null 9>&- &
+    TMPDIR=$work $own_group "$@" >"$log" 2>&1 </dev/null 9>&- &
     step_pid=$!
     quiet=0
     while kill -0 $step_pid 2>/dev/null; do
@@ -164,20 +176,39 @@ step() {
     status=0
     wait $step_pid || status=$?
     step_pid=
-    [ $status = 0 ] && return
+    [ $status != 0 ] || return 0
     tail -n 40 "$log" >&2
     fail "$title: '$1' failed with status $status; the end of its output is above"
 }
 
 clean_up() {
     trap '' HUP INT TERM
-    if [ -n "$step_pid" ]; then
-        kill $step_pid 2>/dev/null || true
-        wait $step_pid 2>/dev/null || true
-    fi
+    [ -z "$step_pid" ] || end_step
     # What the image is built on stays as its first layer; only the name goes.
-    [ -z "${bootstrapped:-}" ] || docker rmi --force "$bootstrapped" >/dev/null 2>&1 || true
-    [ -z "$work" ] || rm -rf --one-file-system "$work"
+    [ -z "$bootstrapped" ] || docker rmi --force "$bootstrapped" >/dev/null 2>&1 || true
+    [ -z "$build" ] || [ $built = yes ] || remove_half_built
+    [ -z "$work" ] || rm -rf $one_file_system "$work"
+}
+
+# mmdebstrap heeds SIGINT at once but SIGTERM late; whatever is still there after 5 s is killed.
+end_step() {
+    kill -INT ${own_group:+-}$step_pid 2>/dev/null || true
+    kill -TERM ${own_group:+-}$step_pid 2>/dev/null || true
+    for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+        kill -0 ${own_group:+-}$step_pid 2>/dev/null || break
+        sleep 0.25
+    done
+    kill -KILL ${own_group:+-}$step_pid 2>/dev/null || true
+    wait $step_pid 2>/dev/null || true
+}
+
+# The engine may still be at work when the command that asked for it is gone.
+remove_half_built() {
+    for _ in 1 2 3 4 5 6 7 8; do
+        docker ps --all --quiet --filter "label=zklock.build=$build" | xargs -r docker rm --force >/dev/null 2>&1 || true
+        docker images --quiet --filter "label=zklock.build=$build" | xargs -r docker rmi >/dev/null 2>&1 || true
+        sleep 0.25
+    done
 }
 
 present() { docker image inspect "$1" >/dev/null 2>&1; }
