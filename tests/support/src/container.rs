@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::background::say;
 use crate::find::Keeping;
 use crate::local::free_port;
-use crate::server::{Server, answers, settings};
+use crate::server::{CONTAINER_CHECKS, Server, answers, settings};
 use crate::supervisor::Supervisor;
 
 const OFFICIAL: &str = "zookeeper:3.9";
@@ -124,7 +124,7 @@ async fn request(image: &str, keeping: Keeping, label: (&str, &str)) -> Result<C
             None => extra.push(format!("{}={}", setting.key, setting.value)),
         }
     }
-    Ok(request.with_env_var("ZOO_CFG_EXTRA", extra.join(" ")))
+    Ok(request.with_env_var("ZOO_CFG_EXTRA", extra.join(" ")).with_env_var("JVMFLAGS", CONTAINER_CHECKS))
 }
 
 /// Publishes the port on the loopback alone, where the engine is on this machine.

@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
 
 use crate::find::{Environment, Keeping};
-use crate::server::{self, Server, Setting, settings};
+use crate::server::{self, CONTAINER_CHECKS, Server, Setting, settings};
 use crate::supervisor::Supervisor;
 
 /// How long a server may take to answer.
@@ -46,7 +46,7 @@ impl Local {
         let mut command: Vec<OsString> = vec![java.into()];
         // The last leaves no file of java's own in the folder for temporary files.
         command.extend(["-Xmx512m", "-XX:+UseSerialGC", "-XX:-UsePerfData"].map(Into::into));
-        command.extend(["-Dzookeeper.jmx.log4j.disable=true", "-cp"].map(Into::into));
+        command.extend(["-Dzookeeper.jmx.log4j.disable=true", CONTAINER_CHECKS, "-cp"].map(Into::into));
         command.push(installation.class_path.clone());
         command.push("org.apache.zookeeper.server.quorum.QuorumPeerMain".into());
         let supervisor = Supervisor::start(|folder| {

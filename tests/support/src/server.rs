@@ -217,6 +217,10 @@ impl std::fmt::Debug for Server {
     }
 }
 
+/// Has java look for empty containers every second instead of every minute: what they do to a lock has to happen
+/// while the tests run.
+pub(crate) const CONTAINER_CHECKS: &str = "-Dznode.container.checkIntervalMs=1000";
+
 /// The configuration of a server that we start.
 pub(crate) struct Setting {
     /// The key in `zoo.cfg`.

@@ -10,6 +10,7 @@ use tokio::time::{sleep, timeout};
 use zookeeper_client::{Acls, Client, CreateMode, Error};
 
 use crate::background::{lock, runtime};
+use crate::supervisor::clear_away_at_the_end;
 use crate::{Proxy, Server};
 
 /// A test's own part of a server: a chroot, removed with all that is in it when this is dropped.
@@ -77,6 +78,7 @@ impl<'a> Space<'a> {
         let client = connect(server.connect_string(), SESSION).await;
         if server.is_given() {
             // Before it exists, so that it cannot be forgotten.
+            clear_away_at_the_end();
             lock(&LEFT).insert((server.connect_string().to_owned(), path.clone()));
         }
         let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
