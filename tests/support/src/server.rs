@@ -175,15 +175,20 @@ impl Server {
     pub(crate) async fn given(connect: &str) -> Result<Server, String> {
         let deadline = Instant::now() + Duration::from_secs(5);
         let connector = Client::connector().with_session_timeout(Duration::from_secs(10)).with_fail_eagerly();
-        loop {
+        let client = loop {
             match timeout(Duration::from_secs(5), connector.clone().connect(connect)).await {
-                Ok(Ok(_)) => return Ok(Server::new(connect, format!("ZOOKEEPER_CONNECT={connect}"), Process::Given)),
+                Ok(Ok(client)) => break client,
                 Ok(Err(error)) if Instant::now() > deadline => {
                     return Err(format!("{connect} does not answer: {error}"));
                 }
                 Ok(Err(_)) => sleep(Duration::from_millis(200)).await,
                 Err(_) => return Err(format!("{connect} does not answer within 5 s")),
             }
+        };
+        match client.check_stat("/").await {
+            Ok(Some(_)) => Ok(Server::new(connect, format!("ZOOKEEPER_CONNECT={connect}"), Process::Given)),
+            Ok(None) => Err(format!("there is no node {} on {connect}", client.path())),
+            Err(error) => Err(format!("{connect} does not let us look: {error}")),
         }
     }
 

@@ -82,13 +82,14 @@ impl<'a> Space<'a> {
             lock(&LEFT).insert((server.connect_string().to_owned(), path.clone()));
         }
         let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
-        loop {
-            match client.mkdir(&path, &options).await {
-                // Another process found the parent empty and removed it.
-                Err(Error::NoNode) => {}
-                made => break made.unwrap_or_else(|error| panic!("cannot make {path}: {error}")),
+        let mut made = client.mkdir(&path, &options).await;
+        for _ in 0..10 {
+            // Another process found the parent empty and removed it.
+            if let Err(Error::NoNode) = made {
+                made = client.mkdir(&path, &options).await;
             }
         }
+        made.unwrap_or_else(|error| panic!("cannot make {path}: {error}"));
         let admin = client.chroot(path.clone()).unwrap_or_else(|_| panic!("{path} is no chroot"));
         Space { server, path, admin }
     }
@@ -121,10 +122,8 @@ pub(crate) fn remove_all() {
     if left.is_empty() {
         return;
     }
-    let removed = runtime().spawn(timeout(
-        Duration::from_secs(10),
-        join_all(left.into_iter().map(|(connect_string, path)| remove(connect_string, path))),
-    ));
+    let removals = join_all(left.into_iter().map(|(connect_string, path)| remove(connect_string, path)));
+    let removed = runtime().spawn(async { timeout(Duration::from_secs(10), removals).await });
     while !removed.is_finished() {
         std::thread::sleep(Duration::from_millis(5));
     }
