@@ -4,6 +4,7 @@
 #     docker/build-image.sh            zklock-zookeeper:3.9, of Debian trixie   (ZooKeeper 3.9.3)
 #     docker/build-image.sh bookworm   zklock-zookeeper:3.8, of Debian bookworm (ZooKeeper 3.8.0)
 #     docker/build-image.sh --force    builds it anew
+#     docker/build-image.sh --for PID  gives up when that process is gone
 #
 # Needs Docker and Debian's package mirror, no image registry: without `debian:<suite>` the base is
 # bootstrapped from packages. Takes one to three minutes, once; does nothing if the image is there.
@@ -22,13 +23,16 @@ bootstrapped=
 main() {
     force=no
     suite=trixie
-    for argument; do
-        case $argument in
+    for_whom=$$
+    while [ $# -gt 0 ]; do
+        case $1 in
         --force) force=yes ;;
-        trixie | bookworm) suite=$argument ;;
-        -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0" && exit ;;
-        *) fail "unknown argument '$argument'; use: $0 [--force] [trixie|bookworm]" ;;
+        --for) for_whom=${2:?whose process} && shift ;;
+        trixie | bookworm) suite=$1 ;;
+        -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0" && exit ;;
+        *) fail "unknown argument '$1'; use: $0 [--force] [--for PID] [trixie|bookworm]" ;;
         esac
+        shift
     done
     case $suite in
     trixie) image=zklock-zookeeper:3.9 ;;
@@ -167,6 +171,7 @@ step() {
     while kill -0 $step_pid 2>/dev/null; do
         sleep 0.2 9>&- & # so that the shell waits in `wait`, which a signal interrupts
         wait $! || true
+        kill -0 "$for_whom" 2>/dev/null || fail "who wanted the image is gone"
         quiet=$((quiet + 1))
         if [ $quiet -ge 50 ]; then
             quiet=0

@@ -211,6 +211,7 @@ async fn build(suite: &str) -> Result<(), String> {
     let mut build = Command::new(&script);
     // Its progress goes to stderr, which is not captured.
     build.arg(suite).stdin(Stdio::null()).stdout(io::stderr());
+    build.args(["--for", &std::process::id().to_string()]);
     match build.status().await {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("{} failed, {status}; its last words are above", script.display())),
