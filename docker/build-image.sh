@@ -59,10 +59,10 @@ main() {
     fi
 
     say "building $image from Debian $suite; this happens once and takes one to three minutes"
+    build=$suite-$started-$$
     find_base
     # The network of the host, because a container's own often lacks a name server.
     before=$(docker image inspect --format '{{.Id}}' "$image" 2>/dev/null || true)
-    build=$suite-$started-$$
     step "installing ZooKeeper on it" docker build --force-rm --network host \
         --build-arg "BASE=$base" --build-arg "BUILD=$build" \
         --build-arg http_proxy --build-arg https_proxy --build-arg no_proxy \
@@ -82,9 +82,9 @@ find_base() {
     else
         say "base: $base cannot be pulled, so one is bootstrapped from Debian's packages"
         bootstrap
-        base=zklock-debian:$suite-$$
+        base=zklock-debian:$build
         bootstrapped=$base
-        step "importing it" docker import "$work/base.tar" "$base"
+        step "importing it" docker import --change "LABEL zklock.build=$build" "$work/base.tar" "$base"
     fi
 }
 
@@ -97,9 +97,13 @@ quick_pull() {
 bootstrap() {
     one_file_system=--one-file-system
     if find_mmdebstrap; then
-        # shellcheck disable=SC2086
-        step "bootstrapping Debian $suite with mmdebstrap" \
-            $mmdebstrap --variant=apt --include=ca-certificates $keyring "$suite" "$work/base.tar"
+        if [ "$(id -u)" = 0 ]; then
+            # shellcheck disable=SC2086
+            step "bootstrapping Debian $suite with mmdebstrap" \
+                $mmdebstrap --variant=apt --include=ca-certificates $keyring "$suite" "$work/base.tar"
+        else
+            bootstrap_in_a_container
+        fi
     elif command -v debootstrap >/dev/null && [ "$(id -u)" = 0 ]; then
         step "bootstrapping Debian $suite with debootstrap" \
             debootstrap --variant=minbase --include=ca-certificates "$suite" "$work/base"
@@ -107,10 +111,31 @@ bootstrap() {
             -cf "$work/base.tar" .
     else
         fail "no base for the image: $base can neither be found nor pulled, and there is neither" \
-            "mmdebstrap nor (as root) debootstrap to bootstrap one, nor apt-get to fetch it." \
-            "Install mmdebstrap (not as root: also uidmap), or have $base at hand."
+            "mmdebstrap nor (as root) debootstrap to bootstrap one, nor apt-get to fetch them with." \
+            "Install mmdebstrap, or have $base at hand."
     fi
 }
+
+# Who may use Docker is root in its containers, which saves being root here or having user namespaces.
+# The container's files are only unpacked, not installed, which anyone may do and is enough for this.
+bootstrap_in_a_container() {
+    # shellcheck disable=SC2086
+    step "unpacking mmdebstrap and what it needs, for a container" \
+        $mmdebstrap --mode=chrootless --variant=extract $keyring --include="$(echo $TOOLS | tr ' ' ,)" \
+        trixie "$work/tools.tar"
+    step "importing that" docker import --change "LABEL zklock.build=$build" "$work/tools.tar" "zklock-tools:$build"
+    # shellcheck disable=SC2016
+    step "bootstrapping Debian $suite with mmdebstrap, in the container" sh -c '
+        docker run --rm --network host --tmpfs /tmp:exec,dev,suid \
+            --env http_proxy --env https_proxy --env no_proxy "$1" \
+            mmdebstrap --mode=root --aptopt="APT::Sandbox::User \"root\"" \
+            --variant=apt --include=ca-certificates --format=tar "$2" - >"$3"' \
+        sh "zklock-tools:$build" "$suite" "$work/base.tar"
+    docker rmi "zklock-tools:$build" >/dev/null
+}
+
+TOOLS="mmdebstrap debian-archive-keyring ca-certificates base-files bash coreutils dash debianutils diffutils
+    findutils gpgv grep gzip hostname libc-bin mawk mount sed tar util-linux"
 
 # Sets $mmdebstrap to a command and $keyring to its option, if it needs one.
 find_mmdebstrap() {
@@ -210,7 +235,7 @@ end_step() {
 # The engine may still be at work when the command that asked for it is gone.
 remove_half_built() {
     for _ in 1 2 3 4 5 6 7 8; do
-        docker ps --all --quiet --filter "label=zklock.build=$build" | xargs -r docker rm --force >/dev/null 2>&1 || true
+        docker ps --all --quiet --filter "label=zklock.build=$build" | xargs -r docker rm --force --volumes >/dev/null 2>&1 || true
         docker images --quiet --filter "label=zklock.build=$build" | xargs -r docker rmi >/dev/null 2>&1 || true
         sleep 0.25
     done
