@@ -12,15 +12,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::{FutureExt, StreamExt, TryStreamExt};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
-use crate::contender::{Cause, Contender, Input, Node, Op, Patience, Tell};
+use crate::contender::{Cause, Contender, Input, Node, Op, Patience, Tell, Watch};
 use crate::error::{LockError, ReleaseError};
+use crate::local::{LocalQueue, Parent, Place, SessionLocks, Stage, Watching};
 use crate::name::{Entry, Kind, LockPath, Tag};
 use crate::options::{Options, Parents};
 use crate::queue::Queue;
 use crate::session::Session;
-use crate::zookeeper::{Client, CreateMode, Error, EventType, OneshotWatcher, SessionState, Stat, StateWatcher};
+use crate::zookeeper::{
+    Client, CreateMode, Error, EventType, MultiWriteError, MultiWriteResult, OneshotWatcher, SessionState, Stat,
+    StateWatcher, WatchedEvent,
+};
 
 /// How long a time-out may overrun while its entry is taken out of the queue of a server that has stopped to
 /// answer although the connection looks alive.
@@ -38,6 +42,7 @@ pub struct Lock {
     pub session: Session,
     pub path: LockPath,
     options: Options,
+    local: Arc<LocalQueue>,
     warned_of_foreign_children: AtomicBool,
 }
 
@@ -59,7 +64,9 @@ type Reply = oneshot::Sender<Result<(), ReleaseError>>;
 
 impl Lock {
     pub fn new(session: Session, path: LockPath, options: Options) -> Self {
-        Self { session, path, options, warned_of_foreign_children: AtomicBool::new(false) }
+        let client = session.client();
+        let local = SessionLocks::of(client).at(format!("{}{path}", client.path().trim_end_matches('/')));
+        Self { session, path, options, local, warned_of_foreign_children: AtomicBool::new(false) }
     }
 
     /// Acquires, until the deadline at the most. Dropping the future leaves the queue.
@@ -92,11 +99,7 @@ impl Lock {
         {
             return outcome;
         }
-        // The driver ended before us: with the session, or with its runtime.
-        Err(match self.client().state().is_terminated() {
-            true => ReleaseError::Lost { node },
-            false => ReleaseError::RuntimeShutdown { node },
-        })
+        Err(ReleaseError::RuntimeShutdown { node })
     }
 
     /// The queue with what its nodes hold. Nodes that vanish while they are read are left out.
@@ -140,6 +143,12 @@ impl Lock {
         reads.try_filter_map(|entry| async { Ok(entry) }).try_collect().await
     }
 
+    /// A listing that shows at least what the server answered before this call.
+    async fn shared_listing(self: &Arc<Self>) -> Result<Arc<Queue>, Error> {
+        let lock = self.clone();
+        self.local.listing(|| async move { lock.list().await.map(Arc::new) }.boxed()).await
+    }
+
     async fn list(&self) -> Result<Queue, Error> {
         let (queue, foreign) = Queue::new(self.client().list_children(self.path.as_str()).await?);
         if foreign > 0 && !self.warned_of_foreign_children.swap(true, Ordering::Relaxed) {
@@ -148,12 +157,57 @@ impl Lock {
         Ok(queue)
     }
 
-    async fn create(&self, tag: &Tag) -> Result<Node, Error> {
+    /// Puts a node into the queue, and says whether it is known to be the only one there.
+    async fn create(&self, tag: &Tag) -> Result<(Node, bool), Error> {
+        if self.local.parent() == Parent::Unknown {
+            self.local.set_parent(self.read_parent().await?);
+        }
+        if let Some(version) = self.local.take_version()
+            && let Some(created) = self.create_and_count(tag, version).await?
+        {
+            return Ok(created);
+        }
         let prefix = tag.prefix();
         let mode = CreateMode::EphemeralSequential.with_acls(self.options.acls());
         let (stat, sequence) =
             self.client().create(&self.path.child(&prefix), self.options.label_bytes(), &mode).await?;
-        Ok(Node { name: format!("{prefix}{sequence}"), czxid: stat.czxid })
+        Ok((Node { name: format!("{prefix}{sequence}"), czxid: stat.czxid }, false))
+    }
+
+    async fn read_parent(&self) -> Result<Parent, Error> {
+        match self.client().get_data(self.path.as_str()).await {
+            Ok((data, stat)) if data == MARK => Ok(Parent::Ours { version: stat.version }),
+            Ok(_) | Err(Error::NoAuth) => Ok(Parent::Foreign),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// One transaction: the node, and our mark on its parent once more, whose answer counts the children. Nothing
+    /// is done if the parent is not as we know it.
+    async fn create_and_count(&self, tag: &Tag, version: i32) -> Result<Option<(Node, bool)>, Error> {
+        let mode = CreateMode::EphemeralSequential.with_acls(self.options.acls());
+        let mut writer = self.client().new_multi_writer();
+        writer.add_create(&self.path.child(&tag.prefix()), self.options.label_bytes(), &mode)?;
+        writer.add_set_data(self.path.as_str(), MARK, Some(version))?;
+        let results = match writer.commit().await {
+            Ok(results) => results,
+            Err(MultiWriteError::OperationFailed { index: 1, source: Error::BadVersion }) => return Ok(None),
+            Err(MultiWriteError::OperationFailed { index: 1, source: Error::NoAuth }) => {
+                self.local.set_parent(Parent::Foreign);
+                return Ok(None);
+            }
+            Err(error) => {
+                self.local.set_parent(Parent::Unknown);
+                return Err(error.into());
+            }
+        };
+        let [MultiWriteResult::Create { path, .. }, MultiWriteResult::SetData { stat }] = results.as_slice() else {
+            return Err(Error::UnexpectedError(format!("a create and a write were answered with {results:?}")));
+        };
+        self.local.set_parent(Parent::Ours { version: stat.version });
+        let name = path.rsplit('/').next().unwrap_or(path).to_owned();
+        // Both were done in one transaction; servers before 3.8.2 tell its number for the second only.
+        Ok(Some((Node { name, czxid: stat.mzxid }, stat.num_children == 1)))
     }
 
     /// Creates the lock's node and what is missing above it, the chroot included, from the leaf upwards: of nodes
@@ -165,6 +219,7 @@ impl Lock {
             Parents::MustExist => return Err(Error::NoNode),
         }
         .with_acls(self.options.acls());
+        self.local.set_parent(Parent::Unknown);
         let chroot = self.client().path().trim_end_matches('/');
         let leaf = format!("{chroot}{}", self.path);
         let above_chroot = self.client().clone().chroot("/").unwrap_or_else(|client| client);
@@ -172,6 +227,10 @@ impl Lock {
         while let Some(path) = missing.last().copied() {
             let data = if path == leaf { MARK } else { b"" };
             match above_chroot.create(path, data, &mode).await {
+                Ok(_) if path == leaf => {
+                    self.local.set_parent(Parent::Ours { version: 0 });
+                    missing.pop();
+                }
                 Ok(_) | Err(Error::NodeExists) => drop(missing.pop()),
                 Err(Error::NoNode) => match path.rsplit_once('/') {
                     Some((parent, _)) if !parent.is_empty() => missing.push(parent),
@@ -201,6 +260,16 @@ impl Lock {
             }
         }
         Ok(nodes)
+    }
+
+    /// One transaction, in which the change says that it was a holder who let go.
+    async fn release_node(&self, node: &Node) -> Result<(), Error> {
+        let path = self.path.child(&node.name);
+        let mut writer = self.client().new_multi_writer();
+        writer.add_set_data(&path, b"released", None)?;
+        writer.add_delete(&path, None)?;
+        writer.commit().await?;
+        Ok(())
     }
 
     async fn verify(&self, node: &Node) -> Result<bool, Error> {
@@ -242,6 +311,13 @@ struct Driver {
     delay: Duration,
     /// What the server refused, and its answer.
     refusal: Option<(&'static str, Error)>,
+    running: Request,
+    watches: Watches,
+    has_waited: bool,
+    /// The node of a hold that was lost before the holder released it.
+    lost: Option<String>,
+    /// Where the others of our session find us, while we have a node.
+    place: Option<Place>,
 }
 
 /// The end of the caller's patience.
@@ -256,8 +332,100 @@ enum Deadline {
 /// What came of a request.
 enum Event {
     Answer(Input),
-    Armed(OneshotWatcher),
+    Armed(Watch, OneshotWatcher, Watching),
+    /// A contender of our own session will tell; whether it is the predecessor itself.
+    Queued(LocalWatch),
     Failed(&'static str, Error),
+}
+
+/// The watches that are armed, each until it has told.
+#[derive(Default)]
+struct Watches {
+    own: Option<Told>,
+    data: Option<Told>,
+    children: Option<Told>,
+    local: Option<LocalWatch>,
+}
+
+/// What a watch tells, or nothing when the session ended.
+type Told = Pin<Box<dyn Future<Output = Option<WatchedEvent>> + Send>>;
+
+impl Watches {
+    fn arm(&mut self, watch: Watch, watcher: OneshotWatcher, watching: Watching) {
+        let told = Some(told(watcher, watching));
+        match watch {
+            Watch::Own(_) => self.own = told,
+            Watch::Data(_) => self.data = told,
+            Watch::Children(_) => self.children = told,
+        }
+    }
+
+    fn drop_predecessor(&mut self) {
+        self.data = None;
+        self.children = None;
+        self.local = None;
+    }
+
+    /// What the first watch to tell has told. The order in which they are asked is the order in which they count.
+    async fn next(&mut self) -> Input {
+        let event = tokio::select! {
+            biased;
+            event = heard(&mut self.own) => return event.map_or(Input::SessionOver, |_| Input::OwnTouched),
+            event = heard(&mut self.data) => event,
+            event = heard(&mut self.children) => event,
+            input = heard_locally(&mut self.local) => return input,
+        };
+        match event {
+            Some(event) if event.event_type == EventType::NodeDataChanged => Input::Changed(event.zxid),
+            Some(event) => Input::Gone(event.zxid),
+            None => Input::SessionOver,
+        }
+    }
+
+    fn is_own_touched(&mut self) -> bool {
+        heard(&mut self.own).now_or_never().is_some()
+    }
+}
+
+/// A contender of our own session that tells how it fares.
+struct LocalWatch {
+    stages: watch::Receiver<Stage>,
+    /// It is the very one before us, and not only one of those.
+    is_predecessor: bool,
+    seen: Stage,
+}
+
+async fn heard_locally(local: &mut Option<LocalWatch>) -> Input {
+    let Some(watch) = local else {
+        return pending().await;
+    };
+    let input = loop {
+        let stage = *watch.stages.borrow_and_update();
+        if stage == watch.seen {
+            match watch.stages.changed().await {
+                Ok(()) => continue,
+                Err(_) => break Input::Left,
+            }
+        }
+        watch.seen = stage;
+        match stage {
+            Stage::Holding if watch.is_predecessor => return Input::Next,
+            Stage::Waiting | Stage::Holding => {}
+            Stage::Passed if watch.is_predecessor => break Input::Passed,
+            Stage::Passed | Stage::Left => break Input::Left,
+        }
+    };
+    *local = None;
+    input
+}
+
+async fn heard(told: &mut Option<Told>) -> Option<WatchedEvent> {
+    let Some(watch) = told else {
+        return pending().await;
+    };
+    let event = watch.await;
+    *told = None;
+    event
 }
 
 type Request = Pin<Box<dyn Future<Output = Event> + Send>>;
@@ -280,50 +448,120 @@ impl Driver {
             backoff: Backoff::new(lock.client()),
             delay: Duration::ZERO,
             refusal: None,
+            running: nothing(),
+            watches: Watches::default(),
+            has_waited: false,
+            lost: None,
+            place: None,
             lock,
         }
     }
 
     async fn run(mut self) {
-        let mut running: Request = Box::pin(pending());
-        let mut ops = Vec::new();
-        let mut input = Input::Start;
-        loop {
-            self.contender.handle(input, &mut ops);
-            for op in ops.drain(..) {
-                match op {
-                    Op::Tell(tell) => self.tell(tell),
-                    op => running = request(self.lock.clone(), self.contender.tag().clone(), op, self.delay),
-                }
-            }
-            if self.contender.is_ended() {
-                return;
-            }
-            input = loop {
-                tokio::select! {
-                    biased;
-                    event = &mut running => {
-                        running = Box::pin(pending());
-                        break match event {
-                            Event::Answer(input) => self.answered(input),
-                            Event::Failed(doing, error) => self.failed(doing, error),
-                            Event::Armed(watcher) => {
-                                running = Box::pin(woken(watcher));
-                                self.answered(Input::Armed)
-                            }
-                        };
+        self.feed(Input::Start);
+        while !self.contender.is_ended() {
+            let input = tokio::select! {
+                biased;
+                input = self.watches.next() => input,
+                event = &mut self.running => {
+                    self.running = nothing();
+                    match event {
+                        Event::Answer(input) => self.answered(input),
+                        Event::Failed(doing, error) => self.failed(doing, error),
+                        Event::Armed(watch, watcher, watching) => {
+                            self.watches.arm(watch, watcher, watching);
+                            self.answered(Input::Armed)
+                        }
+                        Event::Queued(local) => {
+                            self.watches.local = Some(local);
+                            Input::Queued
+                        }
                     }
-                    releaser = ended(&mut self.end) => {
-                        self.releaser = releaser;
-                        break Input::Abandon;
-                    }
-                    () = self.deadline.passed() => match self.time_up() {
-                        Some(input) => break input,
-                        None => continue,
-                    },
-                    () = session_over(&mut self.states) => break Input::SessionOver,
                 }
+                releaser = ended(&mut self.end) => {
+                    self.releaser = releaser;
+                    Input::Abandon
+                }
+                () = self.deadline.passed() => match self.time_up() {
+                    Some(input) => input,
+                    None => continue,
+                },
+                () = followed(&self.place) => Input::Followed,
+                state = self.states.changed() => of_state(state),
             };
+            if matches!(input, Input::Gone(_) | Input::Passed) {
+                self.catch_up();
+            }
+            if !self.contender.is_ended() {
+                self.feed(input);
+            }
+        }
+        self.break_the_news().await;
+    }
+
+    /// A hold that was lost before its end: the holder learns it when it releases.
+    async fn break_the_news(&mut self) {
+        if let Some(node) = self.lost.take() {
+            self.releaser = ended(&mut self.end).await;
+            self.report(Err(ReleaseError::Lost { node }));
+        }
+    }
+
+    /// Before the end of the predecessor counts, what came before it has to: the client handed all of it over in
+    /// its order, but to several channels, of which some were looked at before that.
+    fn catch_up(&mut self) {
+        if self.watches.is_own_touched() {
+            self.feed(Input::OwnTouched);
+        }
+        if let Some(state) = self.states.changed().now_or_never() {
+            self.feed(of_state(state));
+        }
+    }
+
+    fn feed(&mut self, input: Input) {
+        let mut ops = Vec::new();
+        self.contender.handle(input, &mut ops);
+        if self.place.is_none()
+            && let Some(node) = self.contender.node()
+        {
+            self.place = Some(self.lock.local.enter(node));
+        }
+        for op in ops {
+            match &op {
+                Op::Watch(_) if !self.has_waited => {
+                    self.has_waited = true;
+                    self.lock.local.is_contended();
+                }
+                Op::Watch(_) => {}
+                Op::Create => {
+                    self.watches = Watches::default();
+                    self.place = None;
+                }
+                Op::Tell(Tell::Granted(_)) => {
+                    if let Some(place) = &self.place {
+                        place.is_holding();
+                    }
+                    if !self.has_waited {
+                        self.lock.local.is_free_again();
+                    }
+                    self.watches.drop_predecessor();
+                    self.running = nothing();
+                }
+                Op::Tell(Tell::Released | Tell::Lost(_)) => {
+                    if let Some(place) = self.place.take() {
+                        place.has_passed();
+                    }
+                }
+                Op::Tell(Tell::Requeued) => {}
+                _ => self.watches.drop_predecessor(),
+            }
+            match op {
+                Op::Tell(tell) => self.tell(tell),
+                op => {
+                    let own = self.contender.node().map(|node| node.name.clone());
+                    self.running = request(self.lock.clone(), self.contender.tag().clone(), own, op, self.delay);
+                }
+            }
         }
     }
 
@@ -389,7 +627,10 @@ impl Driver {
             Tell::Lost(node) => {
                 let node = path.child(&node.name);
                 tracing::warn!(%path, node, "the lock was lost before its release");
-                self.report(Err(ReleaseError::Lost { node }));
+                match self.releaser {
+                    Some(_) => self.report(Err(ReleaseError::Lost { node })),
+                    None => self.lost = Some(node),
+                }
             }
             Tell::ReleaseRefused(node) => {
                 let node = path.child(&node.name);
@@ -440,7 +681,7 @@ impl Drop for Driver {
 const MAKE_PARENTS: &str = "create the node";
 
 /// Makes the request that the contender asks for, after a delay.
-fn request(lock: Arc<Lock>, tag: Tag, op: Op, delay: Duration) -> Request {
+fn request(lock: Arc<Lock>, tag: Tag, own: Option<String>, op: Op, delay: Duration) -> Request {
     Box::pin(async move {
         if !delay.is_zero() {
             tokio::time::sleep(delay).await;
@@ -448,7 +689,7 @@ fn request(lock: Arc<Lock>, tag: Tag, op: Op, delay: Duration) -> Request {
         let client = lock.client();
         match op {
             Op::Create => match lock.create(&tag).await {
-                Ok(node) => Event::Answer(Input::Created(node)),
+                Ok((node, is_alone)) => Event::Answer(Input::Created { node, is_alone }),
                 Err(Error::NoNode) => Event::Answer(Input::NoParent),
                 Err(error) => Event::Failed("create a node in the queue", error),
             },
@@ -461,21 +702,18 @@ fn request(lock: Arc<Lock>, tag: Tag, op: Op, delay: Duration) -> Request {
                 Err(Error::NoNode) => Event::Answer(Input::NoParent),
                 Err(error) => Event::Failed("find a node in the queue", error),
             },
-            Op::List => match lock.list().await {
+            Op::List => match lock.shared_listing().await {
                 Ok(queue) => Event::Answer(Input::Listed(queue)),
                 Err(Error::NoNode) => Event::Answer(Input::NoParent),
                 Err(error) => Event::Failed("list the queue", error),
             },
-            Op::Watch(name) => match client.get_and_watch_data(&lock.path.child(&name)).await {
-                Ok((_, _, watcher)) => Event::Armed(watcher),
+            Op::Watch(watch) => match arm(&lock, own.as_deref().unwrap_or_default(), watch).await {
+                Ok(event) => event,
                 Err(Error::NoNode) => Event::Answer(Input::NoNode),
-                Err(error) => Event::Failed("watch the predecessor in the queue", error),
+                Err(error) => Event::Failed("watch a node in the queue", error),
             },
-            Op::Remove(node) => match client.delete(&lock.path.child(&node.name), None).await {
-                Ok(()) => Event::Answer(Input::Removed),
-                Err(Error::NoNode) => Event::Answer(Input::NoNode),
-                Err(error) => Event::Failed("delete a node in the queue", error),
-            },
+            Op::Remove(node) => removed(client.delete(&lock.path.child(&node.name), None).await),
+            Op::Release(node) => removed(lock.release_node(&node).await),
             Op::Verify(node) => match lock.verify(&node).await {
                 Ok(is_ours) => Event::Answer(Input::Verified(is_ours)),
                 Err(error) => Event::Failed("look for a node in the queue", error),
@@ -485,11 +723,56 @@ fn request(lock: Arc<Lock>, tag: Tag, op: Op, delay: Duration) -> Request {
     })
 }
 
-async fn woken(watcher: OneshotWatcher) -> Event {
+fn removed(outcome: Result<(), Error>) -> Event {
+    match outcome {
+        Ok(()) => Event::Answer(Input::Removed),
+        Err(Error::NoNode) => Event::Answer(Input::NoNode),
+        Err(error) => Event::Failed("delete a node in the queue", error),
+    }
+}
+
+/// Watches a node, unless a contender of our own session can tell as well, or has to be waited for before anyhow.
+async fn arm(lock: &Lock, own: &str, watch: Watch) -> Result<Event, Error> {
+    let name = match &watch {
+        Watch::Data(name) | Watch::Children(name) => name,
+        Watch::Own(node) => &node.name,
+    };
+    if let Watch::Data(predecessor) | Watch::Children(predecessor) = &watch {
+        let stages = lock.local.stage_of(predecessor).map(|stages| (stages, true));
+        if let Some((stages, is_predecessor)) = stages.or_else(|| Some((lock.local.stage_before(own)?, false))) {
+            return Ok(Event::Queued(LocalWatch { stages, is_predecessor, seen: Stage::Waiting }));
+        }
+    }
+    let path = lock.path.child(name);
+    let watching = lock.local.watching(&path);
+    let watcher = match &watch {
+        Watch::Data(_) | Watch::Own(_) => lock.client().get_and_watch_data(&path).await?.2,
+        Watch::Children(_) => lock.client().list_and_watch_children(&path).await?.1,
+    };
+    Ok(Event::Armed(watch, watcher, watching))
+}
+
+fn told(watcher: OneshotWatcher, watching: Watching) -> Told {
     // The client's watchers panic when the runtime of the client is gone.
-    match AssertUnwindSafe(watcher.changed()).catch_unwind().await {
-        Ok(event) if event.event_type != EventType::Session => Event::Answer(Input::Woken),
-        Ok(_) | Err(_) => Event::Answer(Input::SessionOver),
+    let told = AssertUnwindSafe(watcher.changed()).catch_unwind();
+    Box::pin(told.map(move |event| {
+        drop(watching);
+        event.ok().filter(|event| event.event_type != EventType::Session)
+    }))
+}
+
+fn nothing() -> Request {
+    Box::pin(pending())
+}
+
+fn of_state(state: SessionState) -> Input {
+    if state.is_terminated() { Input::SessionOver } else { Input::Reconnected }
+}
+
+async fn followed(place: &Option<Place>) {
+    match place {
+        Some(place) => place.followed().await,
+        None => pending().await,
     }
 }
 
@@ -501,12 +784,6 @@ async fn ended(end: &mut Option<oneshot::Receiver<Reply>>) -> Option<Reply> {
     let releaser = receiver.await.ok();
     *end = None;
     releaser
-}
-
-async fn session_over(states: &mut StateWatcher) {
-    while !states.peek_state().is_terminated() {
-        states.changed().await;
-    }
 }
 
 impl Deadline {

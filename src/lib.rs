@@ -47,6 +47,7 @@ mod contender;
 mod driver;
 mod error;
 mod guard;
+mod local;
 mod mutex;
 mod name;
 mod options;

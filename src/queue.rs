@@ -13,8 +13,9 @@ pub struct Queue {
 pub enum Verdict<'a> {
     /// Nobody before it excludes it.
     Held,
-    /// It has to wait for this one, the nearest of those before it that exclude it.
-    Wait(&'a Entry),
+    /// It has to wait for this one, the nearest of those before it that exclude it. `is_only`: of all that are
+    /// before it, whether they exclude it or not, this is the only one.
+    Wait { on: &'a Entry, is_only: bool },
     /// It is not in the queue (any more).
     Absent,
 }
@@ -40,7 +41,7 @@ impl Queue {
             return Verdict::Absent;
         };
         let excluding = self.entries[..position].iter().rev().find(|earlier| excludes(earlier.kind, kind));
-        excluding.map_or(Verdict::Held, Verdict::Wait)
+        excluding.map_or(Verdict::Held, |on| Verdict::Wait { on, is_only: position == 1 })
     }
 
     pub fn is_empty(&self) -> bool {
@@ -77,7 +78,7 @@ mod tests {
         let queue = queue(&children);
         assert_eq!(queue.verdict("_c_b-lock-0000000009", Kind::Exclusive), Verdict::Held);
         let waits_for = |name| match queue.verdict(name, Kind::Exclusive) {
-            Verdict::Wait(entry) => entry.name.clone(),
+            Verdict::Wait { on, .. } => on.name.clone(),
             other => panic!("{name}: {other:?}"),
         };
         assert_eq!(waits_for("_c_c-lock-0000000010"), "_c_b-lock-0000000009");
@@ -96,7 +97,7 @@ mod tests {
         let queue =
             queue(&["a__WRIT__0000000001", "b__READ__0000000002", "c__READ__0000000003", "d__WRIT__0000000004"]);
         let waits_for = |name, kind| match queue.verdict(name, kind) {
-            Verdict::Wait(entry) => entry.sequence,
+            Verdict::Wait { on, .. } => on.sequence,
             other => panic!("{name}: {other:?}"),
         };
         assert_eq!(waits_for("c__READ__0000000003", Kind::Shared), 1);
@@ -163,7 +164,8 @@ mod tests {
                     Verdict::Held => {
                         prop_assert!(queue.entries[..position].iter().all(|e| !excludes(e.kind, entry.kind)));
                     }
-                    Verdict::Wait(on) => {
+                    Verdict::Wait { on, is_only } => {
+                        prop_assert_eq!(is_only, position == 1);
                         let at = queue.entries.iter().position(|e| e == on).unwrap();
                         prop_assert!(at < position && excludes(on.kind, entry.kind));
                         prop_assert!(queue.entries[at + 1..position].iter().all(|e| !excludes(e.kind, entry.kind)));

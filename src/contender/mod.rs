@@ -5,7 +5,13 @@
 //! It is deterministic and hashable, so that a model checker can explore this very code.
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod world;
+
+use std::sync::Arc;
 
 use crate::name::{Entry, Kind, Tag};
 use crate::queue::{Queue, Verdict};
@@ -17,6 +23,9 @@ const LAST_SEQUENCE: i64 = i32::MAX as i64 - 1_000_000;
 /// After so many creates without an answer, each of which is known to have done nothing, the request itself must
 /// be what breaks the connection.
 const LOST_CREATES: u8 = 8;
+
+/// The transaction id of an event that tells none.
+const NO_ZXID: i64 = -1;
 
 /// The node of an acquisition.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -35,12 +44,12 @@ pub enum Patience {
 }
 
 /// What happened.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Input {
     /// The first input of all.
     Start,
-    /// Answer to [`Op::Create`].
-    Created(Node),
+    /// Answer to [`Op::Create`], and whether our node is known to be the only one in the queue.
+    Created { node: Node, is_alone: bool },
     /// Answer to [`Op::Create`] and [`Op::List`]: the lock's node does not exist.
     NoParent,
     /// Answer to [`Op::MakeParents`].
@@ -48,13 +57,30 @@ pub enum Input {
     /// Answer to [`Op::Recover`]: the nodes of this attempt that our session owns, in the order of the queue.
     Recovered(Vec<Node>),
     /// Answer to [`Op::List`].
-    Listed(Queue),
-    /// Answer to [`Op::Watch`]: the predecessor is there, and [`Input::Woken`] will follow when it changes.
+    Listed(Arc<Queue>),
+    /// Answer to [`Op::Watch`]: the node is there, and it will be told once when it changes.
     Armed,
-    /// Answer to [`Op::Watch`] and [`Op::Remove`]: there is no such node.
+    /// Answer to [`Op::Watch`] of a predecessor: nothing was asked of the server, since a contender of our own session
+    /// will tell. It is our predecessor itself, or an earlier one to wait for until watching is worth it.
+    Queued,
+    /// Answer to [`Op::Watch`], [`Op::Remove`] and [`Op::Release`]: there is no such node.
     NoNode,
-    /// The predecessor changed or went.
-    Woken,
+    /// The data of the predecessor changed in the transaction with this id.
+    Changed(i64),
+    /// The predecessor went in the transaction with this id.
+    Gone(i64),
+    /// Our predecessor, of our own session, holds the lock, so we are next.
+    Next,
+    /// Our predecessor, of our own session, was the holder, and its node is gone.
+    Passed,
+    /// The contender of our own session that was to tell has ended, and that means nothing.
+    Left,
+    /// A contender of our own session waits for us, and relies on us to notice if our node is deleted.
+    Followed,
+    /// Something happened to our own node.
+    OwnTouched,
+    /// The connection broke since the last input: what the server tells from now on may be a summary.
+    Reconnected,
     /// Answer to [`Op::Remove`].
     Removed,
     /// Answer to [`Op::Verify`]: whether the node with our identity is still there.
@@ -82,14 +108,27 @@ pub enum Op {
     Recover,
     /// List the queue.
     List,
-    /// Watch this node.
-    Watch(String),
-    /// Delete the node.
+    /// Watch a node.
+    Watch(Watch),
+    /// Delete the node of a waiter.
     Remove(Node),
+    /// Change and delete the node of a holder in one transaction, which tells the next waiter that it holds.
+    Release(Node),
     /// Look whether the node, by its identity, is still there.
     Verify(Node),
     /// Tell the caller. Not a request, so nothing answers it.
     Tell(Tell),
+}
+
+/// What can be watched. Each watch tells once.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Watch {
+    /// Change and deletion of the predecessor.
+    Data(String),
+    /// Deletion of the predecessor, also after its change was told.
+    Children(String),
+    /// Change and deletion of our own node.
+    Own(Node),
 }
 
 /// What the caller learns.
@@ -152,13 +191,47 @@ enum Phase {
         leaving: Option<Leave>,
     },
     Listing(Node),
-    Arming(Node),
-    Waiting(Node),
+    Waiting(Node, Wait),
+    /// The predecessor let go; whether our own node is still there has to be looked up.
+    Confirming(Node),
     Held(Node),
     Removing(Node, Leave),
     /// A removal is without answer.
     Verifying(Node, Leave),
     Ended,
+}
+
+/// What a waiter knows of its predecessor.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Wait {
+    predecessor: String,
+    /// Nobody else was before us, and nobody can come to be.
+    is_only: bool,
+    arming: Option<Arming>,
+    is_data_armed: bool,
+    is_children_armed: bool,
+    /// A contender of our own session will tell, instead of the server.
+    is_local: bool,
+    is_next: bool,
+    /// The transaction in which the predecessor's data changed.
+    changed: Option<i64>,
+    /// The connection broke since the watches were armed, so nothing that they tell is a proof.
+    is_void: bool,
+}
+
+/// The watch whose request is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Arming {
+    Data,
+    Children,
+    Own,
+}
+
+/// Whether our own node is being watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum OwnWatch {
+    Unarmed,
+    Armed,
 }
 
 /// One acquisition.
@@ -168,12 +241,46 @@ pub struct Contender {
     kind: Kind,
     patience: Patience,
     lost_creates: u8,
+    own_watch: OwnWatch,
+    is_followed: bool,
     phase: Phase,
+}
+
+impl Wait {
+    fn new(predecessor: &str, is_only: bool) -> Self {
+        Self {
+            predecessor: predecessor.to_owned(),
+            is_only,
+            arming: None,
+            is_data_armed: false,
+            is_children_armed: false,
+            is_local: false,
+            is_next: false,
+            changed: None,
+            is_void: false,
+        }
+    }
+
+    /// Whether it is our turn now that the predecessor went. A change and the deletion in one transaction are the
+    /// mark of a holder that releases. Servers before 3.9 do not tell the transaction but -1, and so do all of them
+    /// for what they make up for after a reconnect.
+    fn is_turn(&self, gone: i64) -> bool {
+        let is_release = gone != NO_ZXID && self.changed == Some(gone);
+        !self.is_void && (is_release || self.is_only)
+    }
 }
 
 impl Contender {
     pub fn new(tag: Tag, kind: Kind, patience: Patience) -> Self {
-        Self { tag, kind, patience, lost_creates: 0, phase: Phase::Idle }
+        Self {
+            tag,
+            kind,
+            patience,
+            lost_creates: 0,
+            own_watch: OwnWatch::Unarmed,
+            is_followed: false,
+            phase: Phase::Idle,
+        }
     }
 
     pub fn tag(&self) -> &Tag {
@@ -190,12 +297,17 @@ impl Contender {
         matches!(self.phase, Phase::Held(_))
     }
 
+    #[cfg(test)]
+    pub fn is_waiting(&self) -> bool {
+        matches!(self.phase, Phase::Waiting(..))
+    }
+
     /// The node that the server has for us, as far as we know.
     pub fn node(&self) -> Option<&Node> {
         match &self.phase {
             Phase::Listing(node)
-            | Phase::Arming(node)
-            | Phase::Waiting(node)
+            | Phase::Waiting(node, _)
+            | Phase::Confirming(node)
             | Phase::Held(node)
             | Phase::Removing(node, _)
             | Phase::Verifying(node, _) => Some(node),
@@ -210,6 +322,15 @@ impl Contender {
             Input::SessionOver => session_over(phase, ops),
             Input::Abandon => self.leave(phase, Leave::Abandoned, ops),
             Input::TimeUp => self.leave(phase, Leave::WouldBlock, ops),
+            Input::OwnTouched => {
+                self.own_watch = OwnWatch::Unarmed;
+                self.watch_own(phase, ops)
+            }
+            Input::Followed => {
+                self.is_followed = true;
+                self.watch_own(phase, ops)
+            }
+            Input::Reconnected => reconnected(phase),
             answer => self.answered(phase, answer, ops),
         };
     }
@@ -225,7 +346,9 @@ impl Contender {
             (Phase::Peeking, Input::Listed(_) | Input::NoParent) => create(ops),
             (Phase::Peeking, Input::Unknown) => request(Op::List, Phase::Peeking, ops),
 
-            (Phase::Creating { leaving }, Input::Created(node)) => self.enqueued(node, leaving, ops),
+            (Phase::Creating { leaving }, Input::Created { node, is_alone }) => {
+                self.enqueued(node, is_alone, leaving, ops)
+            }
             (Phase::Creating { leaving: Some(why) }, Input::NoParent | Input::Refused) => finish(why, ops),
             (Phase::Creating { leaving: None }, Input::NoParent) => make_parents(ops),
             (Phase::Creating { leaving }, Input::Unknown) => {
@@ -238,7 +361,7 @@ impl Contender {
 
             (Phase::Recovering { leaving }, Input::Recovered(mut nodes)) => match (nodes.pop(), nodes.is_empty()) {
                 (None, _) => self.not_created(leaving, ops),
-                (Some(node), true) => self.enqueued(node, leaving, ops),
+                (Some(node), true) => self.enqueued(node, false, leaving, ops),
                 (Some(youngest), false) => request(Op::Remove(youngest), Phase::Pruning { leaving }, ops),
             },
             (Phase::Recovering { leaving }, Input::NoParent) => self.not_created(leaving, ops),
@@ -248,23 +371,55 @@ impl Contender {
             }
 
             (Phase::Listing(node), Input::Listed(queue)) => match queue.verdict(&node.name, self.kind) {
-                Verdict::Held => {
-                    ops.push(Op::Tell(Tell::Granted(node.clone())));
-                    Phase::Held(node)
-                }
-                Verdict::Wait(predecessor) => match self.patience {
-                    Patience::Wait => request(Op::Watch(predecessor.name.clone()), Phase::Arming(node), ops),
+                Verdict::Held => self.granted(node, ops),
+                Verdict::Wait { on, is_only } => match self.patience {
+                    Patience::Wait => self.wait(node, Wait::new(&on.name, is_only), ops),
                     Patience::Try => remove(node, Leave::WouldBlock, ops),
                 },
-                Verdict::Absent => requeue(ops),
+                Verdict::Absent => self.requeue(ops),
             },
-            (Phase::Listing(_), Input::NoParent) => requeue(ops),
+            (Phase::Listing(_), Input::NoParent) => self.requeue(ops),
             (Phase::Listing(node), Input::Unknown) => list(node, ops),
 
-            (Phase::Arming(node), Input::Armed) => Phase::Waiting(node),
+            (Phase::Waiting(node, mut wait), answer @ (Input::Armed | Input::Queued | Input::NoNode)) => {
+                match (wait.arming.take(), answer) {
+                    (Some(Arming::Data), Input::Armed) => wait.is_data_armed = true,
+                    (Some(Arming::Children), Input::Armed) => wait.is_children_armed = true,
+                    (Some(Arming::Own), Input::Armed) => self.own_watch = OwnWatch::Armed,
+                    (Some(Arming::Data | Arming::Children), Input::Queued) => wait.is_local = true,
+                    (Some(Arming::Own), _) => return self.requeue(ops),
+                    // It is gone, and nothing tells how.
+                    _ => return list(node, ops),
+                }
+                self.wait(node, wait, ops)
+            }
             // Whether the watch was set is unknown too, so whatever it would have told has to be looked up.
-            (Phase::Arming(node), Input::NoNode | Input::Unknown) => list(node, ops),
-            (Phase::Waiting(node), Input::Woken) => list(node, ops),
+            (Phase::Waiting(node, _), Input::Unknown) => list(node, ops),
+            (Phase::Waiting(node, mut wait), Input::Changed(zxid)) => {
+                wait.changed = Some(zxid);
+                Phase::Waiting(node, wait)
+            }
+            (Phase::Waiting(node, wait), Input::Gone(zxid)) if wait.is_turn(zxid) => self.our_turn(node, ops),
+            (Phase::Waiting(node, _), Input::Gone(_) | Input::Left) => list(node, ops),
+            (Phase::Waiting(node, mut wait), Input::Next) => {
+                wait.is_next = true;
+                match wait.arming {
+                    None => self.wait(node, wait, ops),
+                    Some(_) => Phase::Waiting(node, wait),
+                }
+            }
+            (Phase::Waiting(node, _), Input::Passed) => self.our_turn(node, ops),
+            (Phase::Confirming(node), Input::Verified(true)) => self.granted(node, ops),
+            (Phase::Confirming(_), Input::Verified(false)) => self.requeue(ops),
+            (Phase::Confirming(node), Input::Unknown) => list(node, ops),
+
+            (Phase::Held(node), Input::Armed) => {
+                self.own_watch = OwnWatch::Armed;
+                Phase::Held(node)
+            }
+            (Phase::Held(node), Input::NoNode) => tell_last(Tell::Lost(node), ops),
+            (Phase::Held(node), Input::Unknown) => self.watch_own(Phase::Held(node), ops),
+            (Phase::Held(node), Input::Refused) => Phase::Held(node),
 
             (Phase::Removing(_, why), Input::Removed) => finish(why, ops),
             (Phase::Removing(node, Leave::Release), Input::NoNode) => tell_last(Tell::Lost(node), ops),
@@ -280,7 +435,7 @@ impl Contender {
             // Only our own removal is known to have been under way, so it is taken to have done it.
             (Phase::Verifying(_, why), Input::Verified(false)) => finish(why, ops),
 
-            (Phase::Listing(node) | Phase::Arming(node), Input::Refused) => {
+            (Phase::Listing(node) | Phase::Waiting(node, _) | Phase::Confirming(node), Input::Refused) => {
                 remove(node, Leave::Failed(Cause::Refused), ops)
             }
             (_, Input::Refused) => finish(Leave::Failed(Cause::Refused), ops),
@@ -296,20 +451,79 @@ impl Contender {
             Phase::Creating { leaving } => Phase::Creating { leaving: leaving.or(Some(why)) },
             Phase::Recovering { leaving } => Phase::Recovering { leaving: leaving.or(Some(why)) },
             Phase::Pruning { leaving } => Phase::Pruning { leaving: leaving.or(Some(why)) },
-            Phase::Listing(node) | Phase::Arming(node) | Phase::Waiting(node) => remove(node, why, ops),
+            Phase::Listing(node) | Phase::Waiting(node, _) | Phase::Confirming(node) => remove(node, why, ops),
             Phase::Held(node) if why == Leave::Abandoned => remove(node, Leave::Release, ops),
             Phase::Held(_) | Phase::Removing(..) | Phase::Verifying(..) | Phase::Ended => phase,
         }
     }
 
     /// Our node is in the queue.
-    fn enqueued(&mut self, node: Node, leaving: Option<Leave>, ops: &mut Vec<Op>) -> Phase {
+    fn enqueued(&mut self, node: Node, is_alone: bool, leaving: Option<Leave>, ops: &mut Vec<Op>) -> Phase {
         let sequence = Entry::parse(&node.name).map_or(-1, |entry| entry.sequence);
         match leaving {
             Some(why) => remove(node, why, ops),
-            None if (0..=LAST_SEQUENCE).contains(&sequence) => list(node, ops),
-            None => remove(node, Leave::Failed(Cause::SequenceExhausted), ops),
+            None if !(0..=LAST_SEQUENCE).contains(&sequence) => {
+                remove(node, Leave::Failed(Cause::SequenceExhausted), ops)
+            }
+            None if is_alone => self.granted(node, ops),
+            None => list(node, ops),
         }
+    }
+
+    /// Arms the watches one after the other, first those that tell of our turn. The change counts only as part of the
+    /// proof that the predecessor was the holder, which is not needed of the only one before us.
+    fn wait(&self, node: Node, mut wait: Wait, ops: &mut Vec<Op>) -> Phase {
+        let watch = if wait.is_local {
+            // The node is watched only when it is worth it: a session cannot watch any number of them.
+            if !wait.is_next || self.own_watch == OwnWatch::Armed {
+                return Phase::Waiting(node, wait);
+            }
+            wait.arming = Some(Arming::Own);
+            Watch::Own(node.clone())
+        } else if !wait.is_data_armed && !wait.is_only {
+            wait.arming = Some(Arming::Data);
+            Watch::Data(wait.predecessor.clone())
+        } else if !wait.is_children_armed {
+            wait.arming = Some(Arming::Children);
+            Watch::Children(wait.predecessor.clone())
+        } else if self.own_watch == OwnWatch::Unarmed {
+            wait.arming = Some(Arming::Own);
+            Watch::Own(node.clone())
+        } else {
+            return Phase::Waiting(node, wait);
+        };
+        request(Op::Watch(watch), Phase::Waiting(node, wait), ops)
+    }
+
+    fn granted(&self, node: Node, ops: &mut Vec<Op>) -> Phase {
+        ops.push(Op::Tell(Tell::Granted(node.clone())));
+        self.watch_own(Phase::Held(node), ops)
+    }
+
+    /// Nobody is before us any more, if we are in the queue ourselves.
+    fn our_turn(&self, node: Node, ops: &mut Vec<Op>) -> Phase {
+        match self.own_watch {
+            OwnWatch::Armed => self.granted(node, ops),
+            OwnWatch::Unarmed => request(Op::Verify(node.clone()), Phase::Confirming(node), ops),
+        }
+    }
+
+    /// Arms the watch on our own node where it is of use. If somebody deleted the node, the answer tells.
+    fn watch_own(&self, phase: Phase, ops: &mut Vec<Op>) -> Phase {
+        match phase {
+            Phase::Waiting(node, wait) if wait.arming.is_none() => self.wait(node, wait, ops),
+            Phase::Held(node) if self.is_followed && self.own_watch == OwnWatch::Unarmed => {
+                request(Op::Watch(Watch::Own(node.clone())), Phase::Held(node), ops)
+            }
+            phase => phase,
+        }
+    }
+
+    /// The node is not ours any more; the watch on it has told, or never was.
+    fn requeue(&mut self, ops: &mut Vec<Op>) -> Phase {
+        self.own_watch = OwnWatch::Unarmed;
+        ops.push(Op::Tell(Tell::Requeued));
+        create(ops)
     }
 
     /// A create without an answer is known to have done nothing, and never to do anything.
@@ -340,12 +554,19 @@ fn list(node: Node, ops: &mut Vec<Op>) -> Phase {
 }
 
 fn remove(node: Node, why: Leave, ops: &mut Vec<Op>) -> Phase {
-    request(Op::Remove(node.clone()), Phase::Removing(node, why), ops)
+    let op = match why {
+        Leave::Release => Op::Release(node.clone()),
+        // Only a holder may tell the next waiter that it holds.
+        Leave::Abandoned | Leave::WouldBlock | Leave::Failed(_) => Op::Remove(node.clone()),
+    };
+    request(op, Phase::Removing(node, why), ops)
 }
 
-fn requeue(ops: &mut Vec<Op>) -> Phase {
-    ops.push(Op::Tell(Tell::Requeued));
-    create(ops)
+fn reconnected(phase: Phase) -> Phase {
+    match phase {
+        Phase::Waiting(node, wait) => Phase::Waiting(node, Wait { is_void: true, ..wait }),
+        phase => phase,
+    }
 }
 
 fn finish(why: Leave, ops: &mut Vec<Op>) -> Phase {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use zklock::Mutex;
+use zklock::{Mutex, Options, Parents};
 use zklock_support::Proxy;
 
 use crate::{assert_free, children, place, until_queued, within};
@@ -47,7 +47,9 @@ async fn acquisitions_cut_at_400_moments_leave_no_node_and_the_next_is_granted()
 async fn a_create_that_was_sent_before_its_future_was_dropped_is_taken_back() {
     let place = place("sent").await;
     let admin = place.connect().await;
-    Mutex::new(&admin, "/mylock").unwrap().lock().await.unwrap().release().await.unwrap();
+    // One that the server does not remove as an empty container meanwhile.
+    let stays = Options::default().parents(Parents::Persistent);
+    Mutex::with_options(&admin, "/mylock", stays).unwrap().lock().await.unwrap().release().await.unwrap();
     let proxy = Proxy::start(place.server().connect_string()).await;
     let client = place.connect_through(&proxy, Duration::from_secs(10)).await;
     let mutex = Mutex::new(&client, "/mylock").unwrap();

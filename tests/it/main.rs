@@ -9,6 +9,7 @@ mod guard;
 mod herd;
 mod parents;
 mod paths;
+mod protocol;
 mod queue;
 mod timeout;
 mod try_lock;

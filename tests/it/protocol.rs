@@ -1,0 +1,143 @@
+//! What the protocol asks of the server, and what it keeps its hands off.
+
+use std::time::Duration;
+
+use zklock::Mutex;
+use zklock_support::Proxy;
+
+use crate::{assert_free, children, eventually, place, quiet_place, until_queued, within};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_free_lock_takes_one_request_and_its_release_another() {
+    let (space, _alone) = quiet_place("requests").await;
+    let client = space.connect_with(Duration::from_secs(40)).await;
+    let mutex = Mutex::new(&client, "/mylock").unwrap();
+    // The first finds out what the lock's node is; more often than the server takes it away as an empty container.
+    mutex.lock().await.unwrap().release().await.unwrap();
+    let server = space.server();
+    let reading = server.mntr().await.unwrap();
+    let before = server.mntr().await.unwrap();
+    let of_reading = before.since(&reading).packets_received();
+    const CYCLES: u64 = 50;
+    for _ in 0..CYCLES {
+        mutex.lock().await.unwrap().release().await.unwrap();
+    }
+    let packets = server.mntr().await.unwrap().since(&before).packets_received() - of_reading;
+    // A few for pings, and for making the lock's node anew if the server took it in the middle.
+    assert!((2 * CYCLES..2 * CYCLES + 10).contains(&packets), "{packets} packets for {CYCLES} cycles");
+    assert_eq!(server.mntr().await.unwrap().watch_count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mark_that_somebody_replaced_is_respected_at_once() {
+    let place = place("replaced").await;
+    let (client, other) = (place.connect().await, place.connect().await);
+    let options = zklock::Options::default().parents(zklock::Parents::Persistent);
+    let mutex = Mutex::with_options(&client, "/mylock", options).unwrap();
+    for round in 0..3 {
+        // The last of these takes one request, on condition that the node still carries the library's mark.
+        for _ in 0..3 {
+            mutex.lock().await.unwrap().release().await.unwrap();
+        }
+        let theirs = format!("theirs {round}").into_bytes();
+        other.set_data("/mylock", &theirs, None).await.unwrap();
+        for _ in 0..3 {
+            let guard = mutex.lock().await.unwrap();
+            assert!(mutex.try_lock().await.is_err());
+            guard.release().await.unwrap();
+            assert_eq!(other.get_data("/mylock").await.unwrap().0, theirs, "round {round}");
+        }
+        let mark = b"zklock/1 mutex";
+        other.set_data("/mylock", mark, None).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_take_turns_at_a_free_lock_never_hold_it_both() {
+    let place = place("turns").await;
+    let clients = [place.connect().await, place.connect().await, place.connect().await];
+    let mutexes = clients.each_ref().map(|client| Mutex::new(client, "/mylock").unwrap());
+    let mut last = None;
+    for turn in 0..60 {
+        let guard = within("a free lock", mutexes[turn * turn % 3].lock()).await.unwrap();
+        assert!(Some(guard.fencing_token()) > last);
+        assert!(mutexes[(turn + 1) % 3].try_lock().await.is_err());
+        last = Some(guard.fencing_token());
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn contenders_of_one_session_pass_the_lock_on_without_watches_on_each_other() {
+    let (space, _alone) = quiet_place("local").await;
+    let client = space.connect().await;
+    let mutex = Mutex::new(&client, "/mylock").unwrap();
+    let gate = mutex.lock().await.unwrap();
+    let queued: Vec<_> = (0..100)
+        .map(|_| {
+            let mutex = mutex.clone();
+            tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() })
+        })
+        .collect();
+    until_queued(&client, "/mylock", 101).await;
+    let server = space.server();
+    // The holder and the next one watch their own nodes; that is all.
+    eventually("they have settled", async || server.mntr().await.unwrap().watch_count() == 2).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(server.mntr().await.unwrap().watch_count(), 2);
+    gate.release().await.unwrap();
+    for waiter in queued {
+        within("a grant", waiter).await.unwrap();
+    }
+    assert_eq!(server.mntr().await.unwrap().watch_count(), 0);
+    assert_free(&client, "/mylock").await;
+}
+
+/// The paths of so many watches would end the session at its reconnect.
+#[tokio::test(flavor = "multi_thread")]
+async fn thousands_of_waiters_of_two_sessions_survive_a_reconnect() {
+    let place = place("thousands").await;
+    let admin = place.connect().await;
+    let gate = Mutex::new(&admin, "/mylock").unwrap().lock().await.unwrap();
+    let proxy = Proxy::start(place.server().connect_string()).await;
+    let clients = [
+        place.connect_through(&proxy, Duration::from_secs(30)).await,
+        place.connect_through(&proxy, Duration::from_secs(30)).await,
+    ];
+    const WAITERS: usize = 3000;
+    // One of each session in turn, so that nobody's predecessor is of the same session.
+    let mutexes = clients.each_ref().map(|client| Mutex::new(client, "/mylock").unwrap());
+    let queued: Vec<_> = (0..WAITERS)
+        .map(|i| {
+            let mutex = mutexes[i % 2].clone();
+            tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() })
+        })
+        .collect();
+    until_queued(&admin, "/mylock", 1 + WAITERS).await;
+    proxy.cut();
+    proxy.restore();
+    gate.release().await.unwrap();
+    for waiter in queued {
+        within("a grant", waiter).await.unwrap();
+    }
+    assert_eq!(children(&admin, "/mylock").await.len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_whose_node_is_deleted_does_not_hold_up_a_waiter_of_its_own_session() {
+    let place = place("own-deleted").await;
+    let client = place.connect().await;
+    let mutex = Mutex::new(&client, "/mylock").unwrap();
+    let guard = mutex.lock().await.unwrap();
+    let waiting = tokio::spawn({
+        let mutex = mutex.clone();
+        async move { mutex.lock().await }
+    });
+    until_queued(&client, "/mylock", 2).await;
+    client.delete(guard.node(), None).await.unwrap();
+    let next = within("the next", waiting).await.unwrap().unwrap();
+    let node = guard.node().to_owned();
+    assert_eq!(guard.release().await, Err(zklock::ReleaseError::Lost { node }));
+    next.release().await.unwrap();
+    assert_free(&client, "/mylock").await;
+}
