@@ -556,7 +556,7 @@ The server counted all but times and order, over the releases that had a waiter 
 Watches and events: one for each session that watches, however many of its waiters wait for it.
 Woken, naive: each woken waiter asks for the list again, so its requests less the deletions.
 Woken, zklock: the watches that fired on nodes waited for. A change and a deletion of one node come
-as a pair and count once; what the last release fires too is for the holder itself and is left out.
+as a pair and count once; the other change is for the holder itself, which watches its own node.
 Requests: all packets that the server received, pings included, its counters' readings not.";
 
 /// Both runs side by side.
