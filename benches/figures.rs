@@ -17,7 +17,7 @@ use clap::Parser;
 use futures::future::{join_all, try_join_all};
 use tokio::task::JoinHandle;
 use zklock::zookeeper::{Acls, Client, CreateMode, LockPrefix};
-use zklock::{LockError, Mutex, MutexGuard};
+use zklock::{LockError, Mutex, MutexGuard, Naming, Options};
 use zklock_support::{Proxy, Server, Space};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -112,7 +112,7 @@ async fn main() -> Outcome<()> {
         figures.push(hand_off(server, *depth, size).await?);
     }
     eprintln!("bytes for each hand-off while a queue drains");
-    figures.push(bytes(server, size).await?);
+    figures.extend(bytes(server, size).await?);
     eprintln!("8 sessions of 8 waiters each");
     figures.push(contended(server, size).await?);
     eprintln!("many waiters of one session");
@@ -202,20 +202,22 @@ async fn hand_off(server: &Server, depth: usize, size: Size) -> Outcome<Figure> 
     let space = server.space("hand-off").await;
     let proxy = Proxy::start(server.connect_string()).await;
     let clients = join_all((0..10).map(|_| space.connect_through(&proxy, SESSION))).await;
-    let mut queue = Queue::form(&space, &clients, depth).await?;
-    proxy.delay(ONE_WAY);
-    // What was under way before the delay has to come to rest.
-    tokio::time::sleep(Duration::from_millis(300)).await;
     let mut ours = Vec::new();
-    while ours.len() < size.hand_offs && !queue.waiters.is_empty() {
-        let time;
-        (time, queue) = queue.pass_on().await?;
-        ours.push(time);
-        // The next but one has armed its watches long ago; the clock of a hand-off runs alone.
-        tokio::time::sleep(Duration::from_millis(30)).await;
+    // A short queue is formed several times.
+    for _ in 0..size.hand_offs.div_ceil(depth).min(10) {
+        proxy.delay(Duration::ZERO);
+        let mut queue = Queue::form(&space, &clients, depth, Options::default()).await?;
+        proxy.delay(ONE_WAY);
+        for _ in 0..depth.min(size.hand_offs) {
+            // What was under way has to come to rest: the clock of a hand-off runs alone.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let time;
+            (time, queue) = queue.pass_on().await?;
+            ours.push(time);
+        }
+        proxy.delay(Duration::ZERO);
+        queue.drain().await?;
     }
-    proxy.delay(Duration::ZERO);
-    queue.drain().await?;
     proxy.delay(ONE_WAY);
     let mode = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
     let mut raw = Vec::new();
@@ -239,26 +241,31 @@ async fn hand_off(server: &Server, depth: usize, size: Size) -> Outcome<Figure> 
     })
 }
 
-/// What the server sends for each hand-off, at two lengths of the queue.
-async fn bytes(server: &Server, size: Size) -> Outcome<Figure> {
-    let mut per_hand_off = Vec::new();
+/// What the server sends for each hand-off, and for all of an acquisition, at two lengths of the queue.
+async fn bytes(server: &Server, size: Size) -> Outcome<Vec<Figure>> {
+    let (mut hand_off, mut cycle) = (Vec::new(), Vec::new());
     for length in [size.queues.0, size.queues.1] {
         let space = server.space("bytes").await;
         let proxy = Proxy::start(server.connect_string()).await;
         let clients = join_all((0..10).map(|_| space.connect_through(&proxy, SESSION))).await;
-        let queue = Queue::form(&space, &clients, length).await?;
+        let bytes_each = |before| proxy.traffic().since(&before).down_bytes as f64 / length as f64;
+        let queue = Queue::form(&space, &clients, length, Options::default()).await?;
         let before = proxy.traffic();
         queue.drain().await?;
-        per_hand_off.push(proxy.traffic().since(&before).down_bytes as f64 / length as f64);
+        hand_off.push(bytes_each(before));
+        let before = proxy.traffic();
+        Queue::form(&space, &clients, length, Options::default().naming(Naming::Compact)).await?.drain().await?;
+        cycle.push(bytes_each(before));
     }
-    Ok(Figure {
-        what: format!("bytes from the server for a hand-off, {} waiters", size.queues.1),
-        value: per_hand_off[1],
+    let figure = |what: &str, values: &[f64]| Figure {
+        what: format!("bytes for {what}, {} waiters", size.queues.1),
+        value: values[1],
         unit: "bytes",
         reference: "itself with few waiters",
-        reference_value: per_hand_off[0],
+        reference_value: values[0],
         bar: Bar::AtMost(1.2),
-    })
+    };
+    Ok(vec![figure("a hand-off", &hand_off), figure("a whole cycle, Naming::Compact", &cycle)])
 }
 
 /// 8 sessions of 8 waiters each, who hold for nothing and come again.
@@ -372,11 +379,11 @@ struct Queue {
 
 impl Queue {
     /// Neighbours are of different sessions, and in the order of their enqueueing.
-    async fn form(space: &Space<'_>, clients: &[Client], length: usize) -> Outcome<Self> {
-        let holder = Mutex::new(&clients[0], "/ours")?.lock().await?;
+    async fn form(space: &Space<'_>, clients: &[Client], length: usize, options: Options) -> Outcome<Self> {
+        let holder = Mutex::with_options(&clients[0], "/ours", options.clone())?.lock().await?;
         let mut waiters = VecDeque::new();
         for position in 1..=length {
-            let mutex = Mutex::new(&clients[position % clients.len()], "/ours")?;
+            let mutex = Mutex::with_options(&clients[position % clients.len()], "/ours", options.clone())?;
             waiters.push_back(tokio::spawn(async move {
                 let guard = mutex.lock().await?;
                 Ok((Instant::now(), guard))

@@ -18,7 +18,7 @@ use crate::contender::{Cause, Contender, Input, Node, Op, Patience, Tell, Watch}
 use crate::error::{LockError, ReleaseError};
 use crate::local::{LocalQueue, Parent, Place, SessionLocks, Stage, Watching};
 use crate::name::{Entry, Kind, LockPath, Tag};
-use crate::options::{Options, Parents};
+use crate::options::{Naming, Options, Parents};
 use crate::queue::Queue;
 use crate::session::Session;
 use crate::zookeeper::{
@@ -81,7 +81,7 @@ impl Lock {
         };
         let (caller, answer) = oneshot::channel();
         let (end, ended) = oneshot::channel();
-        let contender = Contender::new(Tag::unique(), kind, patience);
+        let contender = Contender::new(Tag::unique(self.options.naming_rule()), kind, patience);
         runtime.spawn(Driver::new(self.clone(), contender, caller, ended, deadline).run());
         match answer.await {
             Ok(Ok(node)) => Ok(Hold { node, end }),
@@ -170,7 +170,7 @@ impl Lock {
         let prefix = tag.prefix();
         let mode = CreateMode::EphemeralSequential.with_acls(self.options.acls());
         let (stat, sequence) =
-            self.client().create(&self.path.child(&prefix), self.options.label_bytes(), &mode).await?;
+            self.client().create(&self.path.child(&prefix), &tag.data(self.options.label_text()), &mode).await?;
         Ok((Node { name: format!("{prefix}{sequence}"), czxid: stat.czxid }, false))
     }
 
@@ -187,7 +187,7 @@ impl Lock {
     async fn create_and_count(&self, tag: &Tag, version: i32) -> Result<Option<(Node, bool)>, Error> {
         let mode = CreateMode::EphemeralSequential.with_acls(self.options.acls());
         let mut writer = self.client().new_multi_writer();
-        writer.add_create(&self.path.child(&tag.prefix()), self.options.label_bytes(), &mode)?;
+        writer.add_create(&self.path.child(&tag.prefix()), &tag.data(self.options.label_text()), &mode)?;
         writer.add_set_data(self.path.as_str(), MARK, Some(version))?;
         let results = match writer.commit().await {
             Ok(results) => results,
@@ -250,16 +250,35 @@ impl Lock {
     async fn recover(&self, tag: &Tag) -> Result<Vec<Node>, Error> {
         let client = self.client();
         client.sync(self.path.as_str()).await?;
+        let names: Vec<String> = match tag.naming() {
+            Naming::Tagged => client.list_children(self.path.as_str()).await?,
+            Naming::Compact => {
+                let ours = client.list_ephemerals(self.path.as_str()).await?;
+                ours.iter().filter_map(|path| Some(path.strip_prefix(self.path.as_str())?[1..].to_owned())).collect()
+            }
+        };
         let mut nodes = Vec::new();
-        for entry in self.list().await?.into_entries().into_iter().filter(|entry| tag.is_of(&entry.name)) {
-            match client.check_stat(&self.path.child(&entry.name)).await? {
-                Some(stat) if stat.ephemeral_owner == client.session_id().0 => {
-                    nodes.push(Node { name: entry.name, czxid: stat.czxid });
-                }
-                _ => {}
+        for name in names {
+            let is_candidate = tag.naming() == Naming::Compact || tag.is_in_name(&name);
+            if is_candidate && let Some(node) = self.recover_node(tag, name).await? {
+                nodes.push(node);
             }
         }
+        nodes.sort_by_key(|node| node.czxid);
         Ok(nodes)
+    }
+
+    async fn recover_node(&self, tag: &Tag, name: String) -> Result<Option<Node>, Error> {
+        match self.client().get_data(&self.path.child(&name)).await {
+            Ok((data, stat))
+                if stat.ephemeral_owner == self.client().session_id().0
+                    && (tag.is_in_name(&name) || tag.is_in_data(&data)) =>
+            {
+                Ok(Some(Node { name, czxid: stat.czxid }))
+            }
+            Ok(_) | Err(Error::NoNode) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// One transaction, in which the change says that it was a holder who let go.

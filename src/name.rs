@@ -7,6 +7,7 @@
 use std::fmt;
 
 use crate::error::{PathError, PathFault};
+use crate::options::Naming;
 
 /// The longest lock path that is accepted, in bytes.
 ///
@@ -142,28 +143,70 @@ fn is_digits(text: &str) -> bool {
 
 /// What makes the node of one attempt recognisable, also when the answer to its create was lost.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Tag(String);
+pub struct Tag {
+    id: String,
+    naming: Naming,
+}
+
+/// What the data of a node begins with whose name does not tell whose it is.
+const DATA_MARK: &str = "zklock/1 ";
 
 impl Tag {
     /// A tag that nobody else has.
-    pub fn unique() -> Self {
-        Self(format!("_c_{}-", uuid::Uuid::new_v4()))
+    pub fn unique(naming: Naming) -> Self {
+        Self { id: uuid::Uuid::new_v4().to_string(), naming }
     }
 
     /// The name that is sent to the server, which appends the sequence number.
     pub fn prefix(&self) -> String {
-        format!("{}{}", self.0, MARKERS[0].0)
+        match self.naming {
+            Naming::Tagged => format!("_c_{}-{}", self.id, MARKERS[0].0),
+            Naming::Compact => MARKERS[0].0.to_owned(),
+        }
     }
 
-    /// Whether the attempt with this tag created the node.
-    pub fn is_of(&self, name: &str) -> bool {
-        name.starts_with(&self.0)
+    /// What the node holds.
+    pub fn data(&self, label: &str) -> Vec<u8> {
+        match self.naming {
+            Naming::Tagged => label.as_bytes().to_vec(),
+            Naming::Compact => format!("{DATA_MARK}{} {label}", self.id).into_bytes(),
+        }
+    }
+
+    pub fn naming(&self) -> Naming {
+        self.naming
+    }
+
+    /// Whether the attempt with this tag created the node with this name.
+    pub fn is_in_name(&self, name: &str) -> bool {
+        name.strip_prefix("_c_").is_some_and(|rest| rest.starts_with(&self.id))
+    }
+
+    /// Whether the attempt with this tag created the node with this data.
+    pub fn is_in_data(&self, data: &[u8]) -> bool {
+        data.strip_prefix(DATA_MARK.as_bytes()).is_some_and(|rest| rest.starts_with(self.id.as_bytes()))
+    }
+
+    /// The name that the node just before this one has, if it is named by the same rule and not gone.
+    pub fn predecessor(&self, name: &str) -> Option<String> {
+        let before = Entry::parse(name)?.sequence.checked_sub(1).filter(|sequence| *sequence >= 0)?;
+        match self.naming {
+            Naming::Tagged => None,
+            Naming::Compact => Some(format!("{}{before:010}", MARKERS[0].0)),
+        }
     }
 
     #[cfg(test)]
-    pub fn named(name: &str) -> Self {
-        Self(format!("_c_{name}-"))
+    pub fn named(name: &str, naming: Naming) -> Self {
+        Self { id: name.to_owned(), naming }
     }
+}
+
+/// The label in a node's data.
+pub fn label(data: &[u8]) -> &[u8] {
+    const ID_LEN: usize = 36;
+    let after_mark = data.strip_prefix(DATA_MARK.as_bytes());
+    after_mark.and_then(|rest| rest.get(ID_LEN..)?.strip_prefix(b" ")).unwrap_or(data)
 }
 
 #[cfg(test)]
@@ -257,11 +300,25 @@ mod tests {
 
     #[test]
     fn a_tag_is_found_in_its_own_nodes_only() {
-        let (mine, other) = (Tag::unique(), Tag::unique());
-        let name = format!("{}0000000001", mine.prefix());
-        assert!(mine.is_of(&name));
-        assert!(!other.is_of(&name));
-        assert_eq!(Entry::parse(&name).unwrap().sequence, 1);
+        for naming in [Naming::Tagged, Naming::Compact] {
+            let (mine, other) = (Tag::unique(naming), Tag::unique(naming));
+            let (name, data) = (format!("{}0000000001", mine.prefix()), mine.data("label"));
+            assert_eq!(Entry::parse(&name).unwrap().sequence, 1);
+            assert!(mine.is_in_name(&name) || mine.is_in_data(&data));
+            assert!(!other.is_in_name(&name) && !other.is_in_data(&data));
+            assert_eq!(label(&data), b"label");
+        }
+        for data in ["", "zklock/1 ", "zklock/1 mutex", "host-7"] {
+            assert_eq!(label(data.as_bytes()), data.as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_compact_name_tells_the_one_before_it() {
+        let (tagged, compact) = (Tag::unique(Naming::Tagged), Tag::unique(Naming::Compact));
+        assert_eq!(compact.predecessor("lock-0000000010").as_deref(), Some("lock-0000000009"));
+        assert_eq!(compact.predecessor("lock-0000000000"), None);
+        assert_eq!(tagged.predecessor(&format!("{}0000000010", tagged.prefix())), None);
     }
 
     proptest! {

@@ -63,8 +63,12 @@ impl Options {
         Ok(())
     }
 
-    pub(crate) fn label_bytes(&self) -> &[u8] {
-        self.label.as_bytes()
+    pub(crate) fn label_text(&self) -> &str {
+        &self.label
+    }
+
+    pub(crate) fn naming_rule(&self) -> Naming {
+        self.naming
     }
 
     pub(crate) fn acls(&self) -> Acls<'_> {
@@ -99,4 +103,12 @@ pub enum Naming {
     /// was lost. Curator's `InterProcessMutex` and go-zookeeper's `Lock` queue together with it as they are.
     #[default]
     Tagged,
+    /// `lock-<sequence>`. A waiter knows the name of the one before it without asking for the list of all, so that
+    /// what an acquisition costs does not grow with the queue.
+    ///
+    /// The price: names can come again when the lock's node is deleted and made anew. If somebody does that while
+    /// the lock is held, the late release of the old holder deletes the entry of a new one that has come to have the
+    /// same number. So choose it for long queues at locks whose node nobody deletes. An attempt whose answer was lost
+    /// is found by an id in the data of its node; that takes a server of 3.6 or later.
+    Compact,
 }

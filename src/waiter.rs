@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use crate::guard::FencingToken;
-use crate::name::Entry;
+use crate::name::{Entry, label};
 use crate::zookeeper::{SessionId, Stat};
 
 /// One entry of a lock's queue, as it was when it was read.
@@ -30,7 +30,7 @@ impl Waiter {
         Self {
             node: entry.name,
             sequence: entry.sequence,
-            label: String::from_utf8_lossy(&data).into_owned(),
+            label: String::from_utf8_lossy(label(&data)).into_owned(),
             token: FencingToken::new(stat.czxid),
             session: SessionId(stat.ephemeral_owner),
             age: SystemTime::now().duration_since(created).unwrap_or_default(),

@@ -466,7 +466,11 @@ impl Contender {
                 remove(node, Leave::Failed(Cause::SequenceExhausted), ops)
             }
             None if is_alone => self.granted(node, ops),
-            None => list(node, ops),
+            None => match (self.patience, self.tag.predecessor(&node.name)) {
+                // If it is there, it is the one before us, and nobody is between us.
+                (Patience::Wait, Some(predecessor)) => self.wait(node, Wait::new(&predecessor, false), ops),
+                (Patience::Wait, None) | (Patience::Try, _) => list(node, ops),
+            },
         }
     }
 

@@ -39,7 +39,8 @@ impl Model for Universe {
     }
 }
 
-const RULES: Rules = Rules { has_parent: false, is_fast: true, tells_zxid: true, is_shared: false, flaw: None };
+const RULES: Rules =
+    Rules { has_parent: false, is_fast: true, is_compact: false, tells_zxid: true, is_shared: false, flaw: None };
 const NONE: Budget = Budget { breaks: 0, abandons: 0, expiries: 0, deletions: 0, touches: 0, foreigners: 0 };
 
 fn waiters(count: usize) -> Vec<Patience> {
@@ -99,6 +100,7 @@ fn servers_that_tell_less_and_sessions_that_tell_more_change_no_rule() {
         (Rules { tells_zxid: false, ..RULES }, 18375),
         (Rules { is_shared: true, ..RULES }, 22675),
         (Rules { is_fast: false, ..RULES }, 32657),
+        (Rules { is_compact: true, ..RULES }, 19099),
     ];
     for (rules, states) in variants {
         let budget = Budget { deletions: 1, abandons: 1, ..NONE };

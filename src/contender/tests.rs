@@ -4,8 +4,10 @@ use proptest::prelude::*;
 
 use super::world::{Action, Budget, Rules, World};
 use super::*;
+use crate::options::Naming;
 
-const RULES: Rules = Rules { has_parent: false, is_fast: true, tells_zxid: true, is_shared: false, flaw: None };
+const RULES: Rules =
+    Rules { has_parent: false, is_fast: true, is_compact: false, tells_zxid: true, is_shared: false, flaw: None };
 const NONE: Budget = Budget { breaks: 0, abandons: 0, expiries: 0, deletions: 0, touches: 0, foreigners: 0 };
 
 proptest! {
@@ -14,11 +16,11 @@ proptest! {
     #[test]
     fn in_any_history_there_is_one_holder_at_most_no_orphan_and_no_sleeper(
         tries in prop::collection::vec(any::<bool>(), 1..6),
-        (is_fast, tells_zxid, is_shared) in any::<(bool, bool, bool)>(),
+        (is_fast, is_compact, tells_zxid, is_shared) in any::<(bool, bool, bool, bool)>(),
         choices in prop::collection::vec(any::<prop::sample::Index>(), 0..200),
     ) {
         let patiences: Vec<_> = tries.iter().map(|&is_try| if is_try { Patience::Try } else { Patience::Wait }).collect();
-        let rules = Rules { has_parent: false, is_fast, tells_zxid, is_shared, flaw: None };
+        let rules = Rules { has_parent: false, is_fast, is_compact, tells_zxid, is_shared, flaw: None };
         let budget = Budget { breaks: 6, abandons: 3, expiries: 1, deletions: 3, touches: 3, foreigners: 3 };
         let mut world = World::new(&patiences, rules, budget);
         for choice in choices {
@@ -106,7 +108,10 @@ struct Alone {
 
 impl Alone {
     fn new() -> Self {
-        Self { contender: Contender::new(Tag::named("a"), Kind::Exclusive, Patience::Wait), ops: Vec::new() }
+        Self {
+            contender: Contender::new(Tag::named("a", Naming::Tagged), Kind::Exclusive, Patience::Wait),
+            ops: Vec::new(),
+        }
     }
 
     fn told(inputs: impl IntoIterator<Item = Input>) -> Self {
@@ -125,7 +130,7 @@ impl Alone {
 }
 
 fn node(sequence: i64, czxid: i64) -> Node {
-    Node { name: format!("{}{sequence:010}", Tag::named("a").prefix()), czxid }
+    Node { name: format!("{}{sequence:010}", Tag::named("a", Naming::Tagged).prefix()), czxid }
 }
 
 fn held(sequence: i64) -> Alone {

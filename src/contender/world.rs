@@ -5,6 +5,7 @@
 //! at the end of the history and answered when the client's server has come to them.
 
 use super::*;
+use crate::options::Naming;
 
 /// Who does not run our machine: another library's client, with plain deletes.
 const FOREIGN: usize = usize::MAX;
@@ -33,6 +34,8 @@ pub struct Rules {
     pub has_parent: bool,
     /// Enqueueing counts the children.
     pub is_fast: bool,
+    /// The contenders name their nodes so that each knows the name of the one before it.
+    pub is_compact: bool,
     /// Events tell their transaction, as servers since 3.9 do.
     pub tells_zxid: bool,
     /// All clients share one session, and tell each other. (That their servers lag behind each on its own is more than
@@ -154,8 +157,9 @@ pub enum Action {
 
 impl World {
     pub fn new(patiences: &[Patience], rules: Rules, budget: Budget) -> Self {
+        let naming = if rules.is_compact { Naming::Compact } else { Naming::Tagged };
         let client = |(i, patience): (usize, &Patience)| Client {
-            contender: Contender::new(Tag::named(&i.to_string()), Kind::Exclusive, *patience),
+            contender: Contender::new(Tag::named(&i.to_string(), naming), Kind::Exclusive, *patience),
             running: None,
             watched_data: None,
             watched_children: None,

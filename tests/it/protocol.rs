@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use zklock::Mutex;
+use zklock::{Mutex, Naming, Options, Parents};
 use zklock_support::Proxy;
 
 use crate::{assert_free, children, eventually, place, quiet_place, until_queued, within};
@@ -32,7 +32,7 @@ async fn a_free_lock_takes_one_request_and_its_release_another() {
 async fn a_mark_that_somebody_replaced_is_respected_at_once() {
     let place = place("replaced").await;
     let (client, other) = (place.connect().await, place.connect().await);
-    let options = zklock::Options::default().parents(zklock::Parents::Persistent);
+    let options = Options::default().parents(Parents::Persistent);
     let mutex = Mutex::with_options(&client, "/mylock", options).unwrap();
     for round in 0..3 {
         // The last of these takes one request, on condition that the node still carries the library's mark.
@@ -139,5 +139,102 @@ async fn a_holder_whose_node_is_deleted_does_not_hold_up_a_waiter_of_its_own_ses
     let node = guard.node().to_owned();
     assert_eq!(guard.release().await, Err(zklock::ReleaseError::Lost { node }));
     next.release().await.unwrap();
+    assert_free(&client, "/mylock").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_create_whose_answer_was_lost_is_found_and_adopted() {
+    let place = place("lost-answer").await;
+    let admin = place.connect().await;
+    for naming in [Naming::Tagged, Naming::Compact] {
+        let path = format!("/{naming:?}");
+        let proxy = Proxy::start(place.server().connect_string()).await;
+        let client = place.connect_through(&proxy, Duration::from_secs(20)).await;
+        let options = Options::default().naming(naming).label("the one").parents(Parents::Persistent);
+        let mutex = Mutex::with_options(&client, &path, options).unwrap();
+        mutex.lock().await.unwrap().release().await.unwrap();
+        proxy.silence_answers();
+        let locking = tokio::spawn({
+            let mutex = mutex.clone();
+            async move { mutex.lock().await }
+        });
+        until_queued(&admin, &path, 1).await;
+        // The server has created it, and the client will never hear of it.
+        proxy.restore();
+        let guard = within("the adoption", locking).await.unwrap().unwrap();
+        let queue = mutex.queue().await.unwrap();
+        assert_eq!(queue.len(), 1, "{naming:?}");
+        assert_eq!(queue[0].token, guard.fencing_token());
+        assert_eq!(queue[0].label, "the one");
+        guard.release().await.unwrap();
+        assert_free(&admin, &path).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_whose_answer_was_lost_is_a_release() {
+    let place = place("lost-release").await;
+    let admin = place.connect().await;
+    let proxy = Proxy::start(place.server().connect_string()).await;
+    let client = place.connect_through(&proxy, Duration::from_secs(20)).await;
+    let guard = Mutex::new(&client, "/mylock").unwrap().lock().await.unwrap();
+    proxy.silence_answers();
+    let releasing = tokio::spawn(guard.release());
+    until_queued(&admin, "/mylock", 0).await;
+    proxy.restore();
+    assert_eq!(within("the release", releasing).await.unwrap(), Ok(()));
+    assert_free(&admin, "/mylock").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn compact_names_keep_the_order_and_ask_for_no_list() {
+    let place = place("compact").await;
+    let clients = [place.connect().await, place.connect().await, place.connect().await];
+    let compact = || Options::default().naming(Naming::Compact);
+    let mutexes = clients.each_ref().map(|client| Mutex::with_options(client, "/mylock", compact()).unwrap());
+    let gate = mutexes[0].lock().await.unwrap();
+    assert!(gate.node().ends_with("/mylock/lock-0000000000"), "{}", gate.node());
+    let (granted, mut grants) = tokio::sync::mpsc::unbounded_channel();
+    for position in 1..=30 {
+        let (mutex, granted) = (mutexes[position % 3].clone(), granted.clone());
+        tokio::spawn(async move {
+            let guard = mutex.lock().await.unwrap();
+            granted.send(position).unwrap();
+            guard.release().await.unwrap();
+        });
+        until_queued(&clients[0], "/mylock", 1 + position).await;
+    }
+    gate.release().await.unwrap();
+    for position in 1..=30 {
+        assert_eq!(within("a grant", grants.recv()).await, Some(position));
+    }
+    assert_free(&clients[0], "/mylock").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn compact_and_tagged_names_stand_in_one_queue() {
+    let place = place("mixed-names").await;
+    let client = place.connect().await;
+    let mutexes: Vec<_> = [Naming::Compact, Naming::Tagged]
+        .map(|naming| Mutex::with_options(&client, "/mylock", Options::default().naming(naming)).unwrap())
+        .into();
+    let inside = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let workers: Vec<_> = (0..16)
+        .map(|i| {
+            let (mutex, inside) = (mutexes[i % 2].clone(), inside.clone());
+            tokio::spawn(async move {
+                for _ in 0..5 {
+                    let guard = mutex.lock().await.unwrap();
+                    assert_eq!(inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
+                    tokio::task::yield_now().await;
+                    inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                    guard.release().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for worker in workers {
+        within("a worker", worker).await.unwrap();
+    }
     assert_free(&client, "/mylock").await;
 }
