@@ -33,7 +33,7 @@ impl Supervisor {
         clear_away_at_the_end();
         let name = unique_name();
         let folder = std::env::temp_dir().join(&name);
-        let label = format!("{LABEL}={name}");
+        let label = format!("{LABEL}={}", folder.display());
         let mut child = Command::new("sh")
             .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/src/supervisor.sh"))
             .arg(&folder)
