@@ -757,7 +757,9 @@ async fn arm(lock: &Lock, own: &str, watch: Watch) -> Result<Event, Error> {
         Watch::Own(node) => &node.name,
     };
     if let Watch::Data(predecessor) | Watch::Children(predecessor) = &watch {
-        let stages = lock.local.stage_of(predecessor).map(|stages| (stages, true));
+        // A compact name may have come again, so who had it in our session need not be who has it now.
+        let is_predecessor = lock.options.naming_rule() == Naming::Tagged;
+        let stages = lock.local.stage_of(predecessor).map(|stages| (stages, is_predecessor));
         if let Some((stages, is_predecessor)) = stages.or_else(|| Some((lock.local.stage_before(own)?, false))) {
             return Ok(Event::Queued(LocalWatch { stages, is_predecessor, seen: Stage::Waiting }));
         }
@@ -765,8 +767,12 @@ async fn arm(lock: &Lock, own: &str, watch: Watch) -> Result<Event, Error> {
     let path = lock.path.child(name);
     let watching = lock.local.watching(&path);
     let watcher = match &watch {
-        Watch::Data(_) | Watch::Own(_) => lock.client().get_and_watch_data(&path).await?.2,
+        Watch::Data(_) => lock.client().get_and_watch_data(&path).await?.2,
         Watch::Children(_) => lock.client().list_and_watch_children(&path).await?.1,
+        Watch::Own(node) => match lock.client().get_and_watch_data(&path).await? {
+            (_, stat, watcher) if stat.czxid == node.czxid => watcher,
+            _ => return Ok(Event::Answer(Input::NoNode)),
+        },
     };
     Ok(Event::Armed(watch, watcher, watching))
 }

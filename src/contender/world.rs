@@ -436,7 +436,7 @@ impl World {
                 self.clients[i].local = self.local(name);
                 Input::Queued
             }
-            Op::Watch(watch) => match tree.has(watch.name()) {
+            Op::Watch(watch) => match tree.has_watched(watch) {
                 true => Input::Armed,
                 false => Input::NoNode,
             },
@@ -568,7 +568,9 @@ impl World {
                         client.running = None;
                         let node = node.clone();
                         self.granted(i, &node);
-                        self.signal(i, Input::Next);
+                        if !self.rules.is_compact {
+                            self.signal(i, Input::Next);
+                        }
                     }
                     self.clients[i].told.push(tell);
                 }
@@ -583,7 +585,9 @@ impl World {
             self.send_off(i);
             self.clients[i].forget_predecessor();
             self.clients[i].watched_own = None;
-            let has_passed = matches!(self.clients[i].told.last(), Some(Tell::Released | Tell::Lost(_)));
+            // A compact name may have come again, so it says too little.
+            let has_passed =
+                matches!(self.clients[i].told.last(), Some(Tell::Released | Tell::Lost(_))) && !self.rules.is_compact;
             self.signal(i, if has_passed { Input::Passed } else { Input::Left });
         }
     }
@@ -693,17 +697,16 @@ impl Tree {
         self.children.iter().any(|child| child.node.name == name)
     }
 
+    /// Of our own node we know more than the name.
+    fn has_watched(&self, watch: &Watch) -> bool {
+        match watch {
+            Watch::Data(name) | Watch::Children(name) => self.has(name),
+            Watch::Own(node) => self.children.iter().any(|child| child.node == *node),
+        }
+    }
+
     fn node_of(&self, owner: usize) -> Option<&Child> {
         self.children.iter().find(|child| child.owner == owner)
-    }
-}
-
-impl Watch {
-    fn name(&self) -> &str {
-        match self {
-            Watch::Data(name) | Watch::Children(name) => name,
-            Watch::Own(node) => &node.name,
-        }
     }
 }
 
