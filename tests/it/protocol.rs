@@ -15,16 +15,21 @@ async fn a_free_lock_takes_one_request_and_its_release_another() {
     // The first finds out what the lock's node is; more often than the server takes it away as an empty container.
     mutex.lock().await.unwrap().release().await.unwrap();
     let server = space.server();
-    let reading = server.mntr().await.unwrap();
-    let before = server.mntr().await.unwrap();
-    let of_reading = before.since(&reading).packets_received();
+    // What earlier tests left to be removed is removed by now when a reading counts nothing but itself.
+    let mut before = server.mntr().await.unwrap();
+    eventually("the server is quiet", async || {
+        let earlier = std::mem::replace(&mut before, server.mntr().await.unwrap());
+        before.since(&earlier).packets_received() <= 1
+    })
+    .await;
     const CYCLES: u64 = 50;
     for _ in 0..CYCLES {
         mutex.lock().await.unwrap().release().await.unwrap();
     }
-    let packets = server.mntr().await.unwrap().since(&before).packets_received() - of_reading;
-    // A few for pings, and for making the lock's node anew if the server took it in the middle.
-    assert!((2 * CYCLES..2 * CYCLES + 10).contains(&packets), "{packets} packets for {CYCLES} cycles");
+    let packets = server.mntr().await.unwrap().since(&before).packets_received();
+    // Some for pings and the reading, and for making the lock's node anew if the server took it in the middle; with
+    // one more request a cycle it would be half as many again.
+    assert!(packets <= 2 * CYCLES + 20, "{packets} packets for {CYCLES} cycles");
     assert_eq!(server.mntr().await.unwrap().watch_count(), 0);
 }
 
