@@ -1,5 +1,8 @@
 //! The rule of the queue: who holds, and whom everyone else waits for.
 
+#[cfg(test)]
+use std::num::NonZeroU32;
+
 use crate::name::{Entry, Kind};
 
 /// The contenders of one lock in the order in which they are served, as one listing showed them.
@@ -16,6 +19,21 @@ pub enum Verdict<'a> {
     /// It has to wait for this one, the nearest of those before it that exclude it. `is_only`: of all that are
     /// before it, whether they exclude it or not, this is the only one.
     Wait { on: &'a Entry, is_only: bool },
+    /// It is not in the queue (any more).
+    Absent,
+}
+
+/// What a listing means for one of the contenders for several permits. Only the model uses it: no recipe does yet.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Permit<'a> {
+    Held,
+    /// It has to wait until one of these goes: as many as there are permits, the nearest before it, in their order.
+    /// As long as all of them are there they leave it no permit; and if everybody else goes, whichever of them goes
+    /// first leaves it one, so each has to be watched.
+    Wait {
+        nearest: &'a [Entry],
+    },
     /// It is not in the queue (any more).
     Absent,
 }
@@ -42,6 +60,16 @@ impl Queue {
         };
         let excluding = self.entries[..position].iter().rev().find(|earlier| excludes(earlier.kind, kind));
         excluding.map_or(Verdict::Held, |on| Verdict::Wait { on, is_only: position == 1 })
+    }
+
+    /// What this listing means for the contender with node `name`, where each takes one of so many permits.
+    #[cfg(test)]
+    pub fn permit(&self, name: &str, permits: NonZeroU32) -> Permit<'_> {
+        let Some(position) = self.position(name) else {
+            return Permit::Absent;
+        };
+        let others = position.checked_sub(permits.get() as usize);
+        others.map_or(Permit::Held, |others| Permit::Wait { nearest: &self.entries[others..position] })
     }
 
     pub fn is_empty(&self) -> bool {
@@ -152,6 +180,39 @@ mod tests {
             prop_assert_eq!(holders.is_empty(), queue.is_empty());
             if holders.iter().any(|holder| holder.kind == Kind::Exclusive) {
                 prop_assert_eq!(holders.len(), 1);
+            }
+        }
+
+        /// Permits go to the first in the queue. A waiter's turn has not come as long as all that it watches are there,
+        /// whoever else goes; and any one of them can be the one whose going makes it its turn.
+        #[test]
+        fn a_waiter_for_a_permit_watches_those_whose_going_can_make_it_its_turn_and_nobody_else(
+            numbers in prop::collection::btree_set(0..1000, 0..12),
+            permits in 1u32..5,
+            going in any::<u16>(),
+        ) {
+            let permits = NonZeroU32::new(permits).unwrap();
+            let names: Vec<String> = numbers.iter().map(|number| format!("lock-{number:010}")).collect();
+            let (all, _) = Queue::new(&names);
+            for (position, name) in names.iter().enumerate() {
+                let nearest: Vec<&str> = match all.permit(name, permits) {
+                    Permit::Held => {
+                        prop_assert!(position < permits.get() as usize);
+                        continue;
+                    }
+                    Permit::Wait { nearest } => nearest.iter().map(|entry| entry.name.as_str()).collect(),
+                    Permit::Absent => return Err(TestCaseError::fail("it is in the queue")),
+                };
+                let without = |is_going: &dyn Fn(usize, &str) -> bool| {
+                    let staying = names.iter().enumerate().filter(|(i, other)| *other == name || !is_going(*i, other));
+                    Queue::new(staying.map(|(_, other)| other)).0
+                };
+                let others_go = without(&|i, other| going >> i & 1 == 1 && !nearest.contains(&other));
+                prop_assert_eq!(others_go.permit(name, permits), all.permit(name, permits));
+                for last in &nearest {
+                    let one_is_enough = without(&|_, other| other == *last || !nearest.contains(&other));
+                    prop_assert_eq!(one_is_enough.permit(name, permits), Permit::Held);
+                }
             }
         }
 

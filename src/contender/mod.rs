@@ -7,6 +7,8 @@
 #[cfg(test)]
 mod model;
 #[cfg(test)]
+mod permits_model;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod world;
