@@ -551,6 +551,10 @@ impl World {
         }
         client.contender.handle(input, &mut ops);
         for op in ops {
+            if op == Op::Create {
+                // To those who wait for the node that it had.
+                self.signal(i, Input::Left);
+            }
             let client = &mut self.clients[i];
             match &op {
                 Op::Create => {
