@@ -13,6 +13,7 @@ mod protocol;
 mod queue;
 mod timeout;
 mod try_lock;
+mod waste;
 
 use std::sync::Arc;
 use std::time::Duration;

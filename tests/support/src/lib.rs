@@ -28,6 +28,7 @@
 //! or the java process and its folder. At an exit of ours, and on SIGINT and SIGTERM, we wait for it.
 
 mod background;
+mod connections;
 mod container;
 mod find;
 mod local;
@@ -38,6 +39,7 @@ mod session;
 mod space;
 mod supervisor;
 
+pub use connections::{Connections, Received};
 pub use find::ServerError;
 pub use mntr::Mntr;
 pub use proxy::{Proxy, Traffic};

@@ -13,7 +13,7 @@ use crate::background::{runtime, say};
 use crate::container::Container;
 use crate::find::{Environment, Keeping, find};
 use crate::local::Local;
-use crate::{Mntr, ServerError, Space};
+use crate::{Connections, Mntr, ServerError, Space};
 
 /// A running ZooKeeper: one server, or an ensemble that was given to us.
 ///
@@ -94,6 +94,19 @@ impl Server {
             sum.add(Mntr::parse(&answer));
         }
         Ok(sum)
+    }
+
+    /// What the server counts of each connection; of an ensemble, those of all its servers.
+    ///
+    /// # Errors
+    ///
+    /// If a server cannot be reached.
+    pub async fn connections(&self) -> io::Result<Connections> {
+        let mut all = Connections::default();
+        for host in self.hosts.split(',') {
+            all.add(Connections::parse(&four_letter_word(host, "cons").await?));
+        }
+        Ok(all)
     }
 
     /// The answer to a four-letter word; of an ensemble, that of the first server.
