@@ -1,6 +1,6 @@
 //! What the protocol asks of the server, and what it keeps its hands off.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use zklock::{Mutex, Naming, Options, Parents};
 use zklock_support::Proxy;
@@ -124,6 +124,66 @@ async fn thousands_of_waiters_of_two_sessions_survive_a_reconnect() {
     gate.release().await.unwrap();
     for waiter in queued {
         within("a grant", waiter).await.unwrap();
+    }
+    assert_eq!(children(&admin, "/mylock").await.len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_waiters_of_one_session_are_served_in_order_although_its_connection_breaks() {
+    const WAITERS: usize = 10_000;
+    let place = place("ten-thousand").await;
+    // So much at once holds up a slow machine for some seconds, in which the connection of a shorter session would be
+    // given up.
+    let session_timeout = Duration::from_secs(60);
+    let admin = place.connect_with(session_timeout).await;
+    let gate = Mutex::new(&admin, "/mylock").unwrap().lock().await.unwrap();
+    let proxy = Proxy::start(place.server().connect_string()).await;
+    let client = place.connect_through(&proxy, session_timeout).await;
+    let mutex = Mutex::new(&client, "/mylock").unwrap();
+    let start = Instant::now();
+    let (granted, mut grants) = tokio::sync::mpsc::unbounded_channel();
+    let queued: Vec<_> = (0..WAITERS)
+        .map(|_| {
+            let (mutex, granted) = (mutex.clone(), granted.clone());
+            tokio::spawn(async move {
+                let guard = mutex.lock().await.unwrap();
+                granted.send(guard.node().rsplit_once('/').unwrap().1.to_owned()).unwrap();
+                guard.release().await.unwrap();
+            })
+        })
+        .collect();
+    drop(granted);
+    eventually("all are queued", async || {
+        let stat = admin.check_stat("/mylock").await.unwrap();
+        stat.is_some_and(|stat| stat.num_children as usize == 1 + WAITERS)
+    })
+    .await;
+    let mut expected = children(&admin, "/mylock").await;
+    expected.sort_by_key(|name| name.rsplit_once('-').unwrap().1.to_owned());
+    // After this one all creates have been answered too.
+    within("an answer", client.check_stat("/mylock")).await.unwrap();
+    println!("queued after {:?}", start.elapsed());
+
+    // Once while all of them wait, and once in the middle of the hand-overs.
+    proxy.cut();
+    proxy.restore();
+    eventually("the connection is back", async || proxy.traffic().connections > 1).await;
+    let connections = proxy.traffic().connections;
+    eventually("it answers", async || client.check_stat("/mylock").await.is_ok()).await;
+    gate.release().await.unwrap();
+    let mut served = Vec::new();
+    while let Some(name) = within("a grant", grants.recv()).await {
+        served.push(name);
+        if served.len() == WAITERS / 2 {
+            proxy.cut();
+            proxy.restore();
+        }
+    }
+    println!("served after {:?}", start.elapsed());
+    assert!(proxy.traffic().connections > connections, "the second break was none");
+    assert!(served == expected[1..], "somebody was lost, served twice or overtaken");
+    for waiter in queued {
+        within("an end", waiter).await.unwrap();
     }
     assert_eq!(children(&admin, "/mylock").await.len(), 0);
 }
