@@ -5,6 +5,7 @@
 //! runtime.
 
 use std::future::{Future, pending};
+use std::mem;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,8 +13,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::{FutureExt, StreamExt, TryStreamExt};
+use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
+use crate::cohort::{Baton, Opening, Passed, Seat};
 use crate::contender::{Cause, Contender, Input, Node, Op, Patience, Tell, Watch};
 use crate::error::{LockError, ReleaseError};
 use crate::local::{LocalQueue, Parent, Place, SessionLocks, Stage, Watching};
@@ -47,7 +50,7 @@ pub struct Lock {
 }
 
 /// Why an acquisition ended without a hold.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum NotHeld {
     WouldBlock,
     Failed(LockError),
@@ -57,10 +60,18 @@ pub enum NotHeld {
 #[derive(Debug)]
 pub struct Hold {
     pub node: Node,
-    end: oneshot::Sender<Reply>,
+    end: End,
 }
 
-type Reply = oneshot::Sender<Result<(), ReleaseError>>;
+/// How a hold is ended.
+#[derive(Debug)]
+enum End {
+    Own(oneshot::Sender<Reply>),
+    /// The entry may serve others of the session yet.
+    Shared(Baton),
+}
+
+pub type Reply = oneshot::Sender<Result<(), ReleaseError>>;
 
 impl Lock {
     pub fn new(session: Session, path: LockPath, options: Options) -> Self {
@@ -79,22 +90,82 @@ impl Lock {
         let Some(runtime) = self.session.runtime() else {
             return Err(NotHeld::Failed(LockError::NoRuntime { path: self.path.to_string() }));
         };
+        if let (Patience::Wait, Some(limit)) = (patience, self.options.holds_of_an_entry()) {
+            return self.acquire_in_cohort(&runtime, limit.get(), deadline).await;
+        }
         let (caller, answer) = oneshot::channel();
         let (end, ended) = oneshot::channel();
+        let deadline = deadline.map_or(Deadline::None, Deadline::At);
         let contender = Contender::new(Tag::unique(self.options.naming_rule()), kind, patience);
-        runtime.spawn(Driver::new(self.clone(), contender, caller, ended, deadline).run());
+        runtime.spawn(Driver::new(self.clone(), contender, Caller::Task(caller), ended, deadline).run());
         match answer.await {
-            Ok(Ok(node)) => Ok(Hold { node, end }),
+            Ok(Ok(node)) => Ok(Hold { node, end: End::Own(end) }),
             Ok(Err(not_held)) => Err(not_held),
             Err(_) => Err(NotHeld::Failed(self.runtime_shutdown())),
         }
     }
 
+    /// Waits with the others of the session for the entries that they share.
+    async fn acquire_in_cohort(
+        self: &Arc<Self>,
+        runtime: &Handle,
+        limit: u32,
+        deadline: Option<Instant>,
+    ) -> Result<Hold, NotHeld> {
+        let (mut waiter, opening) = self.local.cohort().join(limit);
+        if let Some(opening) = opening {
+            self.open(runtime, opening);
+        }
+        let deadline = match deadline {
+            Some(moment) => {
+                // The caller may be on another executor, without a timer.
+                let _in_runtime = runtime.enter();
+                tokio::time::sleep_until(moment.into()).left_future()
+            }
+            None => pending().right_future(),
+        };
+        let turn = tokio::select! {
+            biased;
+            turn = waiter.turn() => turn,
+            () = deadline => match waiter.time_up() {
+                Some(removal) => {
+                    if let Some(removal) = removal {
+                        // It is never sent anything.
+                        let _ = removal.await;
+                    }
+                    return Err(NotHeld::WouldBlock);
+                }
+                None => waiter.turn().await,
+            },
+        };
+        match turn {
+            Some(Ok((node, baton))) => Ok(Hold { node, end: End::Shared(baton) }),
+            Some(Err(not_held)) => Err(not_held),
+            None => Err(NotHeld::Failed(self.runtime_shutdown())),
+        }
+    }
+
+    /// Puts an entry of a cohort into the queue.
+    fn open(self: &Arc<Self>, runtime: &Handle, opening: Opening) {
+        let Opening { seat, end, time_up } = opening;
+        let contender = Contender::new(Tag::unique(self.options.naming_rule()), Kind::Exclusive, Patience::Wait);
+        let deadline = Deadline::Told(time_up);
+        runtime.spawn(Driver::new(self.clone(), contender, Caller::Cohort(seat), end, deadline).run());
+    }
+
     /// Ends the hold and waits for the server's word on it. Dropping the future does not stop the release.
     pub async fn release(&self, hold: Hold) -> Result<(), ReleaseError> {
         let node = self.path.child(&hold.node.name);
+        let end = match hold.end {
+            End::Own(end) => end,
+            End::Shared(baton) => match baton.pass_on() {
+                Passed::On => return Ok(()),
+                Passed::Last(end) => end,
+                Passed::Lost => return Err(ReleaseError::Lost { node }),
+            },
+        };
         let (reply, replied) = oneshot::channel();
-        if hold.end.send(reply).is_ok()
+        if end.send(reply).is_ok()
             && let Ok(outcome) = replied.await
         {
             return outcome;
@@ -318,7 +389,9 @@ struct Driver {
     lock: Arc<Lock>,
     contender: Contender,
     /// Until the acquisition is decided.
-    caller: Option<oneshot::Sender<Result<Node, NotHeld>>>,
+    caller: Caller,
+    /// While tasks of the session share the hold.
+    seat: Option<Seat>,
     /// Until the caller ended what it asked for.
     end: Option<oneshot::Receiver<Reply>>,
     /// Who waits for the outcome of the release.
@@ -339,11 +412,19 @@ struct Driver {
     place: Option<Place>,
 }
 
+/// Who is told how an acquisition went.
+enum Caller {
+    Nobody,
+    Task(oneshot::Sender<Result<Node, NotHeld>>),
+    Cohort(Seat),
+}
+
 /// The end of the caller's patience.
-#[derive(Clone, Copy)]
 enum Deadline {
     None,
     At(Instant),
+    /// The caller says when.
+    Told(oneshot::Receiver<()>),
     /// It is past, and the entry is being taken out of the queue. At this moment the caller is told in any case.
     Grace(Instant),
 }
@@ -453,16 +534,17 @@ impl Driver {
     fn new(
         lock: Arc<Lock>,
         contender: Contender,
-        caller: oneshot::Sender<Result<Node, NotHeld>>,
+        caller: Caller,
         end: oneshot::Receiver<Reply>,
-        deadline: Option<Instant>,
+        deadline: Deadline,
     ) -> Self {
         Self {
             contender,
-            caller: Some(caller),
+            caller,
+            seat: None,
             end: Some(end),
             releaser: None,
-            deadline: deadline.map_or(Deadline::None, Deadline::At),
+            deadline,
             states: lock.client().state_watcher(),
             backoff: Backoff::new(lock.client()),
             delay: Duration::ZERO,
@@ -614,11 +696,11 @@ impl Driver {
     /// known to be out of reach it would wait for that in vain.
     fn time_up(&mut self) -> Option<Input> {
         match self.deadline {
-            Deadline::At(_) if self.lock.client().state() == SessionState::SyncConnected => {
+            Deadline::At(_) | Deadline::Told(_) if self.lock.client().state() == SessionState::SyncConnected => {
                 self.deadline = Deadline::Grace(Instant::now() + LEAVE_GRACE);
                 Some(Input::TimeUp)
             }
-            Deadline::At(_) => {
+            Deadline::At(_) | Deadline::Told(_) => {
                 self.decide(Err(NotHeld::WouldBlock));
                 Some(Input::TimeUp)
             }
@@ -646,6 +728,10 @@ impl Driver {
             Tell::Lost(node) => {
                 let node = path.child(&node.name);
                 tracing::warn!(%path, node, "the lock was lost before its release");
+                let opening = self.seat.take().and_then(Seat::lost);
+                if let (Some(opening), Some(runtime)) = (opening, self.lock.session.runtime()) {
+                    self.lock.open(&runtime, opening);
+                }
                 match self.releaser {
                     Some(_) => self.report(Err(ReleaseError::Lost { node })),
                     None => self.lost = Some(node),
@@ -674,9 +760,16 @@ impl Driver {
     /// Tells the caller how its acquisition went, unless it knows already or is gone.
     fn decide(&mut self, decision: Result<Node, NotHeld>) {
         self.deadline = Deadline::None;
-        if let Some(caller) = self.caller.take() {
-            // A grant that nobody takes comes back as the end of the hold: its other channel is dropped with it.
-            let _ = caller.send(decision);
+        // A grant that nobody takes comes back as the end of the hold: its other channel is dropped with it.
+        match (mem::replace(&mut self.caller, Caller::Nobody), decision, &self.place) {
+            (Caller::Task(caller), decision, _) => drop(caller.send(decision)),
+            (Caller::Cohort(seat), Ok(node), Some(place)) => {
+                seat.granted(node, place.to_follow());
+                self.seat = Some(seat);
+            }
+            (Caller::Cohort(seat), Err(not_held), _) => seat.failed(&not_held),
+            (Caller::Cohort(_), Ok(_), None) => unreachable!("a holder has a node, and with it a place"),
+            (Caller::Nobody, ..) => {}
         }
     }
 
@@ -812,10 +905,17 @@ async fn ended(end: &mut Option<oneshot::Receiver<Reply>>) -> Option<Reply> {
 }
 
 impl Deadline {
-    async fn passed(self) {
+    async fn passed(&mut self) {
         match self {
             Self::None => pending().await,
-            Self::At(moment) | Self::Grace(moment) => tokio::time::sleep_until(moment.into()).await,
+            Self::Told(is_up) => match is_up.await {
+                Ok(()) => {}
+                Err(_) => {
+                    *self = Self::None;
+                    pending().await
+                }
+            },
+            Self::At(moment) | Self::Grace(moment) => tokio::time::sleep_until((*moment).into()).await,
         }
     }
 }

@@ -43,6 +43,7 @@
 // Each private module documents what it is for; what is public in them is public to the crate.
 #![allow(unreachable_pub)]
 
+mod cohort;
 mod contender;
 mod driver;
 mod error;

@@ -12,6 +12,7 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, WeakShared};
 use tokio::sync::{Notify, watch};
 
+use crate::cohort::Cohort;
 use crate::contender::Node;
 use crate::name::Entry;
 use crate::queue::Queue;
@@ -53,6 +54,7 @@ impl SessionLocks {
             path: path.clone(),
             parent: Mutex::new(Parent::Unknown),
             contenders: Mutex::default(),
+            cohort: Arc::default(),
             listing: Mutex::new(None),
         });
         locks.insert(path, Arc::downgrade(&queue));
@@ -67,6 +69,7 @@ pub struct LocalQueue {
     path: String,
     parent: Mutex<Parent>,
     contenders: Mutex<BTreeMap<(i64, String), Member>>,
+    cohort: Arc<Cohort>,
     listing: Mutex<Option<Listing>>,
 }
 
@@ -112,6 +115,11 @@ pub enum Stage {
 }
 
 impl LocalQueue {
+    /// Those who share their entries.
+    pub fn cohort(&self) -> &Arc<Cohort> {
+        &self.cohort
+    }
+
     pub fn parent(&self) -> Parent {
         *locked(&self.parent)
     }
@@ -240,6 +248,11 @@ impl Place {
     /// Resolves once somebody of the session waits for this one.
     pub async fn followed(&self) {
         self.followed.notified().await;
+    }
+
+    /// By which others, who are no contenders, say that they rely on this one.
+    pub fn to_follow(&self) -> Arc<Notify> {
+        self.followed.clone()
     }
 
     pub fn has_passed(self) {

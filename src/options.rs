@@ -1,5 +1,7 @@
 //! How a lock is set up.
 
+use std::num::NonZeroU32;
+
 use crate::error::{PathError, PathFault};
 use crate::zookeeper::{Acl, Acls};
 
@@ -20,6 +22,7 @@ pub struct Options {
     acl: Option<Vec<Acl>>,
     parents: Parents,
     naming: Naming,
+    local_handoff: u32,
 }
 
 impl Options {
@@ -52,6 +55,33 @@ impl Options {
         self
     }
 
+    /// Lets the tasks that wait for the lock in the same session share their entries in the queue: one entry then
+    /// serves up to `holds` holds in a row, which are passed on inside the process, without the server. Off by
+    /// default, as with 0 and 1.
+    ///
+    /// This is for many tasks of one process that want the same lock for a short time each: a hold costs them
+    /// microseconds instead of a round trip and more. What it changes:
+    /// - The tasks are served in the order in which they came. The others in the queue wait for at most `holds` holds
+    ///   for each entry that is before theirs, and the order between processes is that of entries, not of tasks.
+    /// - The holders that share an entry share its node, and so its [fencing token](crate::FencingToken) and its
+    ///   [label](Self::label). The token tells this process from others, but not its tasks from each other.
+    /// - If the entry is lost, its current holder is told as always, and those who waited for it queue again,
+    ///   under a new one, in their old order.
+    /// - A [release](crate::MutexGuard::release) that passes the lock on does not ask the server whether the entry
+    ///   was still there.
+    ///
+    /// It counts for [`lock`](crate::Mutex::lock) and [`try_lock_for`](crate::Mutex::try_lock_for), on every `Mutex`
+    /// of the same path that is made with this option and the same client, or a clone of it.
+    ///
+    /// # Examples
+    /// ```
+    /// let options = zklock::Options::default().local_handoff(100);
+    /// ```
+    pub fn local_handoff(mut self, holds: u32) -> Self {
+        self.local_handoff = holds;
+        self
+    }
+
     /// Checks what does not depend on a server.
     pub(crate) fn validate(&self, path: &str) -> Result<(), PathError> {
         if self.label.len() > MAX_LABEL_LEN {
@@ -65,6 +95,11 @@ impl Options {
 
     pub(crate) fn label_text(&self) -> &str {
         &self.label
+    }
+
+    /// If tasks of a session share entries: how many holds one of them serves.
+    pub(crate) fn holds_of_an_entry(&self) -> Option<NonZeroU32> {
+        NonZeroU32::new(self.local_handoff).filter(|holds| holds.get() > 1)
     }
 
     pub(crate) fn naming_rule(&self) -> Naming {

@@ -3,6 +3,7 @@
 //! The tests run in parallel on one server, each in a chroot of its own. `CONTRIBUTING.md` tells how it is found.
 
 mod cancel;
+mod cohort;
 mod crash;
 mod exclusion;
 mod guard;
