@@ -30,19 +30,23 @@
 mod background;
 mod connections;
 mod container;
+mod fault;
 mod find;
 mod local;
 mod mntr;
 mod proxy;
+mod request;
 mod server;
 mod session;
 mod space;
 mod supervisor;
 
 pub use connections::{Connections, Received};
+pub use fault::{Fault, Rule};
 pub use find::ServerError;
 pub use mntr::Mntr;
 pub use proxy::{Proxy, Traffic};
+pub use request::{Op, Request};
 pub use server::Server;
 pub use session::kill_session;
 pub use space::Space;

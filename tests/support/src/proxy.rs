@@ -1,18 +1,22 @@
 //! A long, slow or broken wire to a server.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy, sink};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{mpsc, watch};
+use tokio::time::{sleep, timeout};
 
-use crate::background::{runtime, sleep_until};
+use crate::background::{lock, runtime, sleep_until};
+use crate::fault::{Armed, Fault, How, Rule, Rules};
+use crate::request::{Frame, Frames, Request, answers};
 
-/// A TCP proxy on the loopback, in front of a server, which delays, cuts or silences.
+/// A TCP proxy on the loopback, in front of a server, which delays, cuts or silences: all at once, or at a certain
+/// request, see [`Proxy::arm`].
 ///
 /// Bytes keep their order, and requests that are sent without waiting overlap on the way, as on a
 /// long wire: with 5 ms one way, each round trip that a client waits for costs it 10 ms. Dropping it
@@ -102,6 +106,24 @@ impl Proxy {
         self.wire.wait_until(|wire| wire.listening.load(Ordering::Acquire));
     }
 
+    /// Has a fault happen at a request that the closure picks, on whichever connection it comes.
+    ///
+    /// ```no_run
+    /// # async fn example(proxy: zklock_support::Proxy) {
+    /// use zklock_support::{Fault, Op};
+    ///
+    /// // The second delete from now on has its effect, and the client is not told.
+    /// let rule = proxy.arm(Fault::reset().at_answer().nth(2), |request| request.op == Op::Delete);
+    /// // ... provoke it ...
+    /// rule.fired().await;
+    /// # }
+    /// ```
+    ///
+    /// Where several rules are due at a request, it is for the one that was armed first.
+    pub fn arm(&self, fault: Fault, picks: impl Fn(&Request) -> bool + Send + Sync + 'static) -> Rule {
+        self.wire.rules.arm(fault, picks)
+    }
+
     /// What has passed so far, swallowed or not.
     pub fn traffic(&self) -> Traffic {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -164,18 +186,19 @@ struct Wire {
     connections: AtomicU64,
     up: Way,
     down: Way,
+    rules: Arc<Rules>,
 }
 
 /// One direction.
 struct Way {
-    swallows: fn(State) -> bool,
+    is_up: bool,
     bytes: AtomicU64,
     chunks: AtomicU64,
 }
 
 impl Wire {
     fn new(target: &str) -> Wire {
-        let way = |swallows| Way { swallows, bytes: AtomicU64::new(0), chunks: AtomicU64::new(0) };
+        let way = |is_up| Way { is_up, bytes: AtomicU64::new(0), chunks: AtomicU64::new(0) };
         Wire {
             target: target.to_owned(),
             state: watch::Sender::new(State::Open),
@@ -183,13 +206,21 @@ impl Wire {
             listening: AtomicBool::new(true),
             open: AtomicUsize::new(0),
             connections: AtomicU64::new(0),
-            up: way(|state| matches!(state, State::Silent { up: true, .. })),
-            down: way(|state| matches!(state, State::Silent { down: true, .. })),
+            up: way(true),
+            down: way(false),
+            rules: Arc::default(),
         }
     }
 
+    /// A rule may be about to do so when the proxy is dropped.
     fn set(&self, state: State) {
-        self.state.send_replace(state);
+        self.state.send_if_modified(|now| {
+            let is_alive = *now != State::Gone;
+            if is_alive {
+                *now = state;
+            }
+            is_alive
+        });
     }
 
     /// Blocks for the moment that the proxy's own threads need to follow.
@@ -236,78 +267,243 @@ impl Wire {
         self.open.fetch_sub(1, Ordering::AcqRel);
     }
 
-    async fn carry_until_closed(&self, client: TcpStream) -> io::Result<()> {
-        let lost = AtomicBool::new(false);
+    async fn carry_until_closed(&self, mut client: TcpStream) -> io::Result<()> {
+        let link = Link::new(self);
         let mut state = self.state.subscribe();
-        let closed = state.wait_for(|state| match state {
-            State::Open => lost.load(Ordering::Acquire),
-            State::Silent { .. } => false,
-            State::Cut | State::Gone => true,
-        });
-        let carry = async {
-            let server = TcpStream::connect(&self.target).await?;
-            server.set_nodelay(true)?;
-            client.set_nodelay(true)?;
-            let (client_out, client_in) = client.into_split();
-            let (server_out, server_in) = server.into_split();
-            tokio::try_join!(
-                self.pump(&self.up, client_out, server_in, &lost),
-                self.pump(&self.down, server_out, client_in, &lost)
-            )
+        let closed = async {
+            let is_closed = |state: &State| match state {
+                State::Open => link.has_lost(),
+                State::Silent { .. } => false,
+                State::Cut | State::Gone => true,
+            };
+            drop(state.wait_for(is_closed).await);
         };
-        tokio::select! {
-            _ = closed => Ok(()),
+        tokio::pin!(closed);
+        let mut server = tokio::select! {
+            () = &mut closed => return Ok(()),
+            server = TcpStream::connect(&self.target) => server?,
+        };
+        server.set_nodelay(true)?;
+        client.set_nodelay(true)?;
+        let carry = async {
+            let (client_out, client_in) = client.split();
+            let (server_out, server_in) = server.split();
+            tokio::try_join!(link.pump(&self.up, client_out, server_in), link.pump(&self.down, server_out, client_in))
+        };
+        let carried = tokio::select! {
+            () = closed => Ok(()),
             carried = carry => carried.map(drop),
+        };
+        match link.broken() {
+            Some(rule) => self.break_off(&rule, client, server).await,
+            None => carried,
         }
     }
 
-    async fn pump(&self, way: &Way, from: OwnedReadHalf, to: OwnedWriteHalf, lost: &AtomicBool) -> io::Result<()> {
-        let (sender, receiver) = mpsc::unbounded_channel();
-        tokio::try_join!(self.take(way, from, sender, lost), deliver(receiver, to)).map(drop)
+    async fn break_off(&self, rule: &Armed, mut client: TcpStream, mut server: TcpStream) -> io::Result<()> {
+        let is_reset = rule.fault.how == How::Reset;
+        for stream in [&mut client, &mut server] {
+            match is_reset {
+                true => stream.set_zero_linger()?,
+                // It may be closed already, by the other end.
+                false => drop(stream.shutdown().await),
+            }
+        }
+        let open = (!is_reset).then_some((client, server));
+        if rule.fault.until_restored {
+            self.set(State::Cut);
+            while self.listening.load(Ordering::Acquire) && *self.state.borrow() == State::Cut {
+                sleep(Duration::from_millis(1)).await;
+            }
+        }
+        rule.fire();
+        if let Some((mut client, mut server)) = open {
+            // What is closed with something left to read is reset after all.
+            let (mut rest, mut answers) = (sink(), sink());
+            let read = futures::future::join(copy(&mut client, &mut rest), copy(&mut server, &mut answers));
+            let _ = timeout(Duration::from_secs(1), read).await;
+        }
+        Ok(())
+    }
+}
+
+/// One connection.
+struct Link<'a> {
+    wire: &'a Wire,
+    /// Something was swallowed.
+    lost: AtomicBool,
+    /// This connection is silent, whatever the others are.
+    silent: watch::Sender<State>,
+    /// Requests whose answers are awaited, by their numbers, and what is to be done then. The first request and the
+    /// first answer have none.
+    asked: Mutex<Vec<(Option<i32>, Arc<Armed>)>>,
+    broken: Mutex<Option<Arc<Armed>>>,
+}
+
+/// What is on its way.
+enum Piece {
+    Bytes(Vec<u8>),
+    /// One side has hung up.
+    End,
+    /// The connection breaks here.
+    Break(Arc<Armed>),
+}
+
+type Pieces = mpsc::UnboundedSender<(Instant, Piece)>;
+
+impl Link<'_> {
+    fn new(wire: &Wire) -> Link<'_> {
+        let silent = watch::Sender::new(State::Open);
+        Link { wire, lost: AtomicBool::new(false), silent, asked: Mutex::default(), broken: Mutex::default() }
     }
 
-    async fn take(
-        &self,
-        way: &Way,
-        mut from: OwnedReadHalf,
-        sender: mpsc::UnboundedSender<(Instant, Vec<u8>)>,
-        lost: &AtomicBool,
-    ) -> io::Result<()> {
+    /// Whether something is missing, or will be.
+    fn has_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire) || *self.silent.borrow() != State::Open
+    }
+
+    fn broken(&self) -> Option<Arc<Armed>> {
+        lock(&self.broken).take()
+    }
+
+    fn swallows(&self, way: &Way) -> bool {
+        let is_silent = |state| match (state, way.is_up) {
+            (State::Silent { up, .. }, true) => up,
+            (State::Silent { down, .. }, false) => down,
+            _ => false,
+        };
+        is_silent(*self.wire.state.borrow()) || is_silent(*self.silent.borrow())
+    }
+
+    async fn pump(&self, way: &Way, from: ReadHalf<'_>, to: WriteHalf<'_>) -> io::Result<()> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        tokio::try_join!(self.take(way, from, sender), self.deliver(receiver, to)).map(drop)
+    }
+
+    async fn take(&self, way: &Way, mut from: ReadHalf<'_>, pieces: Pieces) -> io::Result<()> {
         let mut buffer = vec![0; 1 << 16];
+        let mut frames = Frames::default();
+        let mut is_first = true;
         loop {
             let length = from.read(&mut buffer).await?;
             way.bytes.fetch_add(length as u64, Ordering::Relaxed);
             way.chunks.fetch_add(u64::from(length > 0), Ordering::Relaxed);
-            if (way.swallows)(*self.state.borrow()) {
-                lost.store(true, Ordering::Release);
-                if !(way.swallows)(*self.state.borrow()) {
-                    // Restored in between, perhaps before it could be seen that something is lost.
-                    return Err(io::ErrorKind::ConnectionReset.into());
+            let mut passed = 0;
+            for frame in frames.complete(&buffer[..length]) {
+                let is_first = std::mem::take(&mut is_first);
+                if let Some(rule) = self.rule_at(way, &frame, is_first) {
+                    self.pass(way, &buffer[passed..frame.begin], &pieces)?;
+                    passed = frame.begin;
+                    self.happen(rule, &pieces).await?;
                 }
-                if length == 0 {
-                    // Nor does the other side learn that this one has hung up.
-                    std::future::pending::<()>().await;
-                }
-                continue;
             }
-            let delay = Duration::from_nanos(self.delay_nanos.load(Ordering::Relaxed));
-            if sender.send((Instant::now() + delay, buffer[..length].to_vec())).is_err() || length == 0 {
-                return Ok(());
+            if length > 0 {
+                self.pass(way, &buffer[passed..length], &pieces)?;
+            } else if self.swallows(way) {
+                // Nor does the other side learn that this one has hung up.
+                std::future::pending().await
+            } else {
+                return self.send(Piece::End, &pieces);
             }
         }
+    }
+
+    /// The rule that is due before this frame is passed on.
+    fn rule_at(&self, way: &Way, frame: &Frame, is_first: bool) -> Option<Arc<Armed>> {
+        if self.swallows(way) {
+            return None;
+        }
+        if !way.is_up {
+            let xid = if is_first { None } else { Some(answers(&frame.body)?) };
+            let mut asked = lock(&self.asked);
+            let position = asked.iter().position(|(asked, _)| *asked == xid)?;
+            return Some(asked.swap_remove(position).1);
+        }
+        if self.wire.rules.is_empty() {
+            return None;
+        }
+        let (xid, request) = match is_first {
+            true => (None, Request::connect()),
+            false => Request::read(&frame.body).map(|(xid, request)| (Some(xid), request))?,
+        };
+        let rule = self.wire.rules.due(&request)?;
+        if rule.fault.at_answer {
+            lock(&self.asked).push((xid, rule));
+            return None;
+        }
+        Some(rule)
+    }
+
+    async fn happen(&self, rule: Arc<Armed>, pieces: &Pieces) -> io::Result<()> {
+        match rule.fault.how {
+            How::Nothing => rule.fire(),
+            How::Silence { up, down } => {
+                let silent = State::Silent { up, down };
+                self.silent.send_replace(silent);
+                if rule.fault.until_restored {
+                    self.wire.set(silent);
+                }
+                rule.fire();
+            }
+            How::Hold => {
+                rule.fire();
+                rule.lifted().await;
+            }
+            How::Fin | How::Reset => {
+                self.send(Piece::Break(rule), pieces)?;
+                std::future::pending().await
+            }
+        }
+        Ok(())
+    }
+
+    fn pass(&self, way: &Way, bytes: &[u8], pieces: &Pieces) -> io::Result<()> {
+        match bytes {
+            [] => Ok(()),
+            _ if self.swallows(way) => {
+                self.lost.store(true, Ordering::Release);
+                match self.swallows(way) {
+                    true => Ok(()),
+                    // Restored in between, perhaps before it could be seen that something is lost.
+                    false => Err(io::ErrorKind::ConnectionReset.into()),
+                }
+            }
+            _ => self.send(Piece::Bytes(bytes.to_vec()), pieces),
+        }
+    }
+
+    fn send(&self, piece: Piece, pieces: &Pieces) -> io::Result<()> {
+        let delay = Duration::from_nanos(self.wire.delay_nanos.load(Ordering::Relaxed));
+        pieces.send((Instant::now() + delay, piece)).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+
+    /// Writes each piece when it is due.
+    async fn deliver(
+        &self,
+        mut pieces: mpsc::UnboundedReceiver<(Instant, Piece)>,
+        mut to: WriteHalf<'_>,
+    ) -> io::Result<()> {
+        while let Some((due, piece)) = pieces.recv().await {
+            sleep_until(due).await;
+            match piece {
+                Piece::Bytes(bytes) => to.write_all(&bytes).await?,
+                Piece::End => return to.shutdown().await,
+                Piece::Break(rule) => {
+                    *lock(&self.broken) = Some(rule);
+                    return Err(io::ErrorKind::ConnectionAborted.into());
+                }
+            }
+        }
+        Ok(())
     }
 }
 
-/// Writes each piece when it is due. An empty one is the end.
-async fn deliver(mut pieces: mpsc::UnboundedReceiver<(Instant, Vec<u8>)>, mut to: OwnedWriteHalf) -> io::Result<()> {
-    while let Some((due, piece)) = pieces.recv().await {
-        sleep_until(due).await;
-        if piece.is_empty() {
-            return to.shutdown().await;
+impl Drop for Link<'_> {
+    fn drop(&mut self) {
+        for (_, rule) in lock(&self.asked).drain(..) {
+            rule.is_due_again();
         }
-        to.write_all(&piece).await?;
     }
-    Ok(())
 }
 
 fn listen(addr: &str) -> io::Result<TcpListener> {
@@ -448,6 +644,11 @@ mod tests {
         assert!(ask(&mut client, b"1").await.is_some());
         drop(proxy);
         assert!(is_closed(&mut client).await);
-        assert!(TcpStream::connect(&addr).await.is_err());
+        let refused = async {
+            while TcpStream::connect(&addr).await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        assert!(timeout(Duration::from_secs(5), refused).await.is_ok());
     }
 }
