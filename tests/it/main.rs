@@ -8,6 +8,7 @@ mod crash;
 mod exclusion;
 mod guard;
 mod herd;
+mod matrix;
 mod parents;
 mod paths;
 mod protocol;
