@@ -6,12 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::{Notify, oneshot};
 
 use crate::contender::Node;
 use crate::driver::{NotHeld, Reply};
+use crate::local::locked;
 
 /// The waiters and the entries of one session at one lock.
 #[derive(Debug, Default)]
@@ -86,8 +87,7 @@ impl Cohort {
     }
 
     fn line(&self) -> MutexGuard<'_, Line> {
-        // Nothing that is done under it can leave half of it done.
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.line)
     }
 
     fn pass_on(self: &Arc<Self>, id: u64) -> Passed {

@@ -90,8 +90,8 @@ impl Lock {
         let Some(runtime) = self.session.runtime() else {
             return Err(NotHeld::Failed(LockError::NoRuntime { path: self.path.to_string() }));
         };
-        if let (Patience::Wait, Some(limit)) = (patience, self.options.holds_of_an_entry()) {
-            return self.acquire_in_cohort(&runtime, limit.get(), deadline).await;
+        if let (Kind::Exclusive, Patience::Wait, Some(limit)) = (kind, patience, self.options.holds_of_an_entry()) {
+            return self.acquire_in_cohort(&runtime, limit, deadline).await;
         }
         let (caller, answer) = oneshot::channel();
         let (end, ended) = oneshot::channel();

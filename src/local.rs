@@ -290,7 +290,7 @@ fn key(name: &str) -> (i64, String) {
     (Entry::parse(name).map_or(i64::MAX, |entry| entry.sequence), name.to_owned())
 }
 
-/// Nothing that is done under these locks can leave half of it done.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// For locks under which nothing can be left half done.
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,5 @@
 //! How a lock is set up.
 
-use std::num::NonZeroU32;
-
 use crate::error::{PathError, PathFault};
 use crate::zookeeper::{Acl, Acls};
 
@@ -59,8 +57,8 @@ impl Options {
     /// serves up to `holds` holds in a row, which are passed on inside the process, without the server. Off by
     /// default, as with 0 and 1.
     ///
-    /// This is for many tasks of one process that want the same lock for a short time each: a hold costs them
-    /// microseconds instead of a round trip and more. What it changes:
+    /// This is for many tasks of one process that want the same lock for a short time each: most
+    /// holds cost them no request to the server. What it changes:
     /// - The tasks are served in the order in which they came. The others in the queue wait for at most `holds` holds
     ///   for each entry that is before theirs, and the order between processes is that of entries, not of tasks.
     /// - The holders that share an entry share its node, and so its [fencing token](crate::FencingToken) and its
@@ -98,8 +96,8 @@ impl Options {
     }
 
     /// If tasks of a session share entries: how many holds one of them serves.
-    pub(crate) fn holds_of_an_entry(&self) -> Option<NonZeroU32> {
-        NonZeroU32::new(self.local_handoff).filter(|holds| holds.get() > 1)
+    pub(crate) fn holds_of_an_entry(&self) -> Option<u32> {
+        (self.local_handoff > 1).then_some(self.local_handoff)
     }
 
     pub(crate) fn naming_rule(&self) -> Naming {

@@ -76,14 +76,17 @@ async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
 }
 
 async fn children(client: &Client, path: &str) -> Vec<String> {
-    loop {
-        match client.list_children(path).await {
-            Err(Error::NoNode) => return Vec::new(),
-            // The client gives its connection up when it, or the server, has been held up for some seconds.
-            Err(Error::ConnectionLoss | Error::Custom(_)) => {}
-            listed => return listed.unwrap(),
+    let listing = async {
+        loop {
+            match client.list_children(path).await {
+                Err(Error::NoNode) => return Vec::new(),
+                // The client gives its connection up when it, or the server, has been held up for some seconds.
+                Err(Error::ConnectionLoss | Error::Custom(_)) => {}
+                listed => return listed.unwrap(),
+            }
         }
-    }
+    };
+    within("a listing", listing).await
 }
 
 async fn until_queued(client: &Client, path: &str, count: usize) {
